@@ -60,3 +60,9 @@ def test_processes_that_the_system_killed(system: Path) -> None:
     assert host_memory.oom_kills() == 0
     (system / "vmstat").write_text("pgfault 12\noom_kill 3\n")
     assert host_memory.oom_kills() == 3
+
+
+def test_parts_that_workers_read_count_once() -> None:
+    host_memory.check_model_memory("m", 9 * GIB, 4, 9 * GIB, num_parts=4)
+    with pytest.raises(UsageError, match="each of 4 workers here reads 1/2 of m"):
+        host_memory.check_model_memory("m", 10 * GIB, 4, 9 * GIB, num_parts=2)

@@ -42,6 +42,7 @@ from stagewright.graph.unit_selection import (
     repeated_blocks,
 )
 from stagewright.machine.cpu_offload import offloaded
+from stagewright.machine.hollow import is_hollow_model
 
 _MAX_RETRIES = 12
 
@@ -71,7 +72,6 @@ def capture(
     batch_dim: int | None = None,
     *,
     name: str | None = None,
-    compare: bool = True,
 ) -> UnitGraph:
     """Capture a model as a graph of its units, in its current mode (train or eval); its state is preserved.
 
@@ -82,7 +82,6 @@ def capture(
         units: ``"auto"`` (whole blocks), ``"leaf"`` (the finest granularity) or a list of modules to keep whole.
         batch_dim: The batch dimension of the inputs, detected by default.
         name: The model's name in tables, by default its class name.
-        compare: Compare the graph with the model, bit by bit, at the end.
 
     Example:
         graph = sw.capture(model, (x,))
@@ -105,24 +104,17 @@ def capture(
     devices = [leaf.device for leaf in structure.leaves(arguments) if isinstance(leaf, torch.Tensor)]
     batch_dims = guess_batch_dims(model) if batch_dim is None else (batch_dim,)
     with preserved(model), offloaded(model, devices[0] if devices else torch.device("cpu")):
-        return _Capture(model, arguments, units, batch_dims, name or type(model).__name__, compare).run()
+        return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
 
 
 class _Capture:
     """One capture, with its retries."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        arguments: Arguments,
-        units: str | Sequence[str],
-        batch_dims: Sequence[int],
-        name: str,
-        compare: bool,
+        self, model: nn.Module, arguments: Arguments, units: str | Sequence[str], batch_dims: Sequence[int], name: str
     ) -> None:
         self.model = model
         self.name = name
-        self.compare = compare
         self.batch_dims = batch_dims
         self.arguments = arguments
         self.units = units
@@ -215,9 +207,10 @@ class _Capture:
     ) -> str | None:
         """Compare the graph with the model on different values, and on a batch size that was not observed.
 
-        In train mode gradients are compared too, on the smaller of the two batches.
+        In train mode gradients are compared too, on the smaller of the two batches. A hollow model has no values to
+        compare, and its gradients would have the size of the whole model.
         """
-        if not self.compare:
+        if is_hollow_model(self.model):
             return None
         batches = {sizes[0]: arguments if layout is None else mix_samples(arguments, layout.dim, layout.leaves)}
         new_size = 2 * sizes[0] + 1

@@ -27,6 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from stagewright import structure
+from stagewright.machine.hollow import is_hollow, is_hollow_model, skip_products
 
 ROOM = 4
 """A model is moved to a device with this many times its bytes: weights, gradients twice (capture compares those of the
@@ -80,7 +81,11 @@ def is_offloaded(module: nn.Module, device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def offloaded(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Run a module on a device; operations get temporary copies of offloaded parameters."""
+    """Run a module on a device; operations get temporary copies of offloaded parameters, and skip hollow ones."""
+    if is_hollow_model(module):
+        with skip_products():
+            yield
+        return
     if not is_offloaded(module, device):
         yield
         return
@@ -90,13 +95,15 @@ def offloaded(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def resident(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Hold all of a module's parameters on a device meanwhile; they must not change there."""
-    moved = []
-    if device.type != "cpu":
-        moved = [(parameter, parameter.data) for parameter in module.parameters() if parameter.device != device]
+    """Hold all of a module's parameters on a device meanwhile, hollow ones as zeros; they must not change there."""
+    moved = [
+        (parameter, parameter.data)
+        for parameter in module.parameters()
+        if (device.type != "cpu" and parameter.device != device) or is_hollow(parameter)
+    ]
     try:
         for parameter, on_host in moved:
-            parameter.data = on_host.to(device)
+            parameter.data = on_host.to(device).contiguous()
         yield
     finally:
         for parameter, on_host in moved:

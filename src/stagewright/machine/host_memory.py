@@ -1,7 +1,7 @@
 """Host memory: how much is available, and whether it is enough for the models that workers build.
 
 A worker builds the whole model in host memory before it keeps its part: n workers of a machine hold it n times at that
-moment, even where the model is too large for their devices.
+moment, even where the model is too large for their devices. In training with weights from files it reads only its part.
 """
 
 from __future__ import annotations
@@ -28,11 +28,21 @@ def available_bytes() -> int | None:
     return max(0, min(limits)) if limits else None
 
 
-def check_model_memory(model: str, model_bytes: int, num_workers: int, available: int | None) -> None:
-    """Refuse a model that ``num_workers`` workers can't build at once in the available memory."""
-    needed = num_workers * model_bytes
+def check_model_memory(
+    model: str, model_bytes: int, num_workers: int, available: int | None, *, num_parts: int = 1
+) -> None:
+    """Refuse a model that ``num_workers`` workers can't build at once in the available memory.
+
+    ``num_parts``: how many parts it is read in, if each worker reads its own.
+    """
+    needed = num_workers * model_bytes // num_parts
     if available is None or needed <= available:
         return
+    if num_parts > 1:
+        raise UsageError(
+            f"each of {num_workers} workers here reads 1/{num_parts} of {model}, {format_bytes(needed)} in total, but "
+            f"this machine has {format_bytes(available)} of memory available; use more machines or a smaller model"
+        )
     if num_workers == 1:
         raise UsageError(
             f"{model} takes {format_bytes(needed)} to build, but this machine has {format_bytes(available)} of memory "

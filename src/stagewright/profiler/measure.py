@@ -29,6 +29,7 @@ from stagewright.graph.compilation import compiled_units
 from stagewright.graph.macs import count_macs
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
+from stagewright.machine.hollow import is_hollow_model
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.identity import class_without_source, library_versions, profile_key
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
@@ -190,7 +191,7 @@ def _measure(
 ) -> Profile:
     torch_device = device.torch_device()
     stopwatch = Stopwatch(torch_device)
-    on_host = is_offloaded(graph.model, torch_device)
+    on_host = is_offloaded(graph.model, torch_device) or is_hollow_model(graph.model)
     steps = _Steps(progress, total=2 + (repeats + 2) * len(graph.calls) + (0 if on_host else repeats + 1))
     with device.pinned(), preserved(graph.model):
         with offloaded(graph.model, torch_device):

@@ -53,8 +53,15 @@ class ModelSpec:
     seed: int = 0
     """Seed of random weights and of the example batch."""
 
-    def load(self, batch: int | None = None, dtype: torch.dtype | str | None = None) -> Model:
-        """Build the model with an example of `batch` samples."""
+    def load(
+        self,
+        batch: int | None = None,
+        dtype: torch.dtype | str | None = None,
+        *,
+        hollow: bool = False,
+        checkpoint: Path | None = None,
+    ) -> Model:
+        """Build the model with an example of `batch` samples; `hollow`, `checkpoint`: see ``zoo.load``."""
         from stagewright import zoo
 
         return zoo.load(
@@ -67,6 +74,8 @@ class ModelSpec:
             num_classes=self.num_classes,
             padded=self.padded,
             dtype=dtype,
+            hollow=hollow,
+            checkpoint=checkpoint,
         )
 
 

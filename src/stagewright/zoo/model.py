@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from stagewright.zoo.weight_files import WeightFiles
+
 Loss: TypeAlias = "Callable[[Any, Any], torch.Tensor]"
 """`loss(output, target)` is a scalar, the mean over the samples of a batch."""
 
@@ -101,6 +103,8 @@ class Model:
     """Number of classes of a classifier."""
     inputs: ModelInput | None = None
     """The inputs that a task must prepare; None if only the example is known."""
+    weights: WeightFiles | None = None
+    """The files of the weights of a hollow model; None if the module holds its weights."""
 
     def example(self, batch_size: int) -> Batch:
         """Return the example batch with `batch_size` samples; the same values at every call."""
@@ -115,6 +119,7 @@ class Model:
             return self
         from stagewright import structure
         from stagewright.machine.cpu_offload import move_or_offload
+        from stagewright.machine.hollow import make_hollow
 
         def move(value: Any) -> Any:
             return structure.map_leaves(lambda leaf: leaf.to(device) if hasattr(leaf, "to") else leaf, value)
@@ -123,9 +128,13 @@ class Model:
             batch = self.make_example(batch_size)
             return Batch(args=move(batch.args), kwargs=move(batch.kwargs), target=move(batch.target))
 
+        if self.weights is None:
+            module = move_or_offload(self.module, device, room_bytes)
+        else:
+            module = make_hollow(self.module, device=device).to(device)
         return replace(
             self,
-            module=move_or_offload(self.module, device, room_bytes),
+            module=module,
             args=move(self.args),
             kwargs=move(self.kwargs),
             target=move(self.target),

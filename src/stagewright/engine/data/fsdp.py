@@ -45,6 +45,7 @@ class FSDPReplica(DataParallelReplica):
         mesh: DeviceMesh,
         units: Iterable[nn.Module],
         device: torch.device,
+        read_weights: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__(module, group, norms)
         self._device = device
@@ -54,7 +55,11 @@ class FSDPReplica(DataParallelReplica):
             scalar.data = scalar.data.to(device)
         ignored = set(self._scalars)
         members = [*_separable_units(module, units), module]
-        self._groups: list[FSDPModule] = [fully_shard(unit, mesh=mesh, ignored_params=ignored) for unit in members]
+        self._groups: list[FSDPModule] = []
+        for unit in members:
+            if read_weights is not None:
+                read_weights(unit)
+            self._groups.append(fully_shard(unit, mesh=mesh, ignored_params=ignored))
         self._unused_here: set[int] = set()
         self._thread: torch.Tensor | None = None
         self._inputs: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []

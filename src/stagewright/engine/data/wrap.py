@@ -20,7 +20,7 @@ buffers are local to a replica; those of replica 0 are saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -46,19 +46,22 @@ def wrap_data_parallel(
     units: Iterable[nn.Module] = (),
     bucket_bytes: int = BUCKET_BYTES,
     average_batch_norm: bool = True,
+    read_weights: Callable[[nn.Module], None] | None = None,
 ) -> DataParallelReplica:
     """Make this worker's module one replica of the data axis, a process group or a one-dimensional device mesh.
 
     Every replica receives replica 0's parameters and buffers. ``device``: the device to run on, if parameters are
     still on the host; default: their device. ``shard``: use FSDP2, with one parameter group per unit and one for the
     rest; create optimizers afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
-    running statistics to deferred mode.
+    running statistics to deferred mode. ``read_weights``: with FSDP2, read the parameters of a unit before it is
+    sharded, instead of receiving them.
     """
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes must be 1 or more, not {bucket_bytes}")
     group = process_group_of(axis)
     device = device or next(module.parameters()).device
-    unique = {id(tensor): tensor.detach() for tensor in (*module.parameters(), *module.buffers())}
+    received = module.buffers() if read_weights is not None else (*module.parameters(), *module.buffers())
+    unique = {id(tensor): tensor.detach() for tensor in received}
     for tensor, value in zip(unique.values(), broadcast(list(unique.values()), device, group=group), strict=True):
         tensor.copy_(value)
     norms = find_tracked_norms(module) if average_batch_norm else []
@@ -66,4 +69,4 @@ def wrap_data_parallel(
         return DDPReplica(module, group, norms, bucket_bytes)
     if not isinstance(axis, DeviceMesh):
         axis = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
-    return FSDPReplica(module, group, norms, axis, units, device)
+    return FSDPReplica(module, group, norms, axis, units, device, read_weights)

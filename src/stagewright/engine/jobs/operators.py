@@ -61,7 +61,7 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
     write_clock(context, folder)
     activity.begin("load model")
     if plan.task is None:
-        model = load_model(plan, context)
+        model = load_model(plan, context, hollow=True)
     else:
         model, _ = load_training_model(plan, context, read_options(run_folder))
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)

@@ -65,13 +65,13 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
     if plan.task is None:
         raise UsageError(f'{run_folder.path / "plan.toml"} has no task to train; add a line like task = "digits"')
     write_clock(context, run_folder.worker(context.rank))
+    # A job that was requeued, or restarted by torchrun, continues in its folder.
+    checkpoint = latest(run_folder.path / "checkpoints") or options.checkpoint
     activity.begin("load model")
-    model, task = load_training_model(plan, context, options)
+    model, task = load_training_model(plan, context, options, checkpoint)
     trainer = Trainer(plan, model, context, write_plan=run_folder.write_plan)
     activity.begin("read samples")
     loop = TrainingLoop(plan, task, trainer, run_folder, num_checkpoints=options.keep)
-    # A job that was requeued, or restarted by torchrun, continues in its folder.
-    checkpoint = latest(run_folder.path / "checkpoints") or options.checkpoint
     if checkpoint is not None:
         loop.resume(Path(checkpoint))
     loop.run()
@@ -79,12 +79,18 @@ def run_training(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> N
         trainer.export(options.export)
 
 
-def load_training_model(plan: Plan, context: WorkerContext, options: TrainingOptions) -> tuple[Model, Task]:
-    """Load the model of a training run with its task's samples as example batch, and the task."""
+def load_training_model(
+    plan: Plan, context: WorkerContext, options: TrainingOptions, checkpoint: Path | str | None = None
+) -> tuple[Model, Task]:
+    """Load the model of a training run with its task's samples as example batch, and the task.
+
+    Each worker reads its part of the weights from files, if they come from a folder or a checkpoint.
+    """
     from stagewright.zoo.tasks.task import load_task
 
     assert plan.task is not None
-    model = load_model(plan, context)
+    folder = Path(checkpoint) / "model" if checkpoint is not None else None
+    model = load_model(plan, context, hollow=True, checkpoint=folder)
     task = load_task(plan.task, model, data_dir=options.data_dir, tokenizer=options.tokenizer)
     return with_samples(replace(model, loss=task.loss), task.dataset(task.splits[0]), context.torch_device), task
 

@@ -27,6 +27,7 @@ from stagewright.engine.worker.broadcast import broadcast
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.zoo.weight_files import WeightFiles
 
 _HOST = torch.device("cpu")
 
@@ -35,8 +36,14 @@ class DistributedState:
     """The model's state as one worker sees it."""
 
     def __init__(
-        self, graph: UnitGraph, cuts: Sequence[int], stage_workers: Sequence[int], context: WorkerContext
+        self,
+        graph: UnitGraph,
+        cuts: Sequence[int],
+        stage_workers: Sequence[int],
+        context: WorkerContext,
+        weights: WeightFiles | None = None,
     ) -> None:
+        """``weights``: the files of a hollow model's weights."""
         self._context = context
         state = graph.model.state_dict(keep_vars=True)
         self.canonical = first_names(state.items())
@@ -48,11 +55,11 @@ class DistributedState:
                     holders[self.canonical[name]].add(worker)
         self.owners: dict[str, int] = {name: min(workers, default=0) for name, workers in holders.items()}
         """The owner's pipeline rank for each canonical name."""
-        self._unused = {
-            name: state[name].detach().clone()
-            for name, workers in holders.items()
-            if not workers and context.pipeline == 0
-        }
+        unused = [name for name, workers in holders.items() if not workers and context.pipeline == 0]
+        self._unused = {name: state[name].detach().clone() for name in unused}
+        if weights is not None:
+            for name, value in self._unused.items():
+                weights.read(name, value)
         self._part: ModelPart | None = None
 
     def bind(self, part: ModelPart) -> None:

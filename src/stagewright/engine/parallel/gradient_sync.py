@@ -76,6 +76,7 @@ class GradientSync:
                 shard=plan.shard,
                 units=part.graph.fsdp_units(),
                 average_batch_norm=averages,
+                read_weights=part.read_weights if part.model.weights is not None and plan.shard else None,
             )
         if plan.shard:
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -22,9 +23,13 @@ from stagewright.zoo.model import Batch, Model
 CAPTURED_SAMPLES = 4  # enough to tell the batch dimension from others, cheap for a batch of thousands
 
 
-def load_model(plan: Plan, context: WorkerContext) -> Model:
-    """Load the plan's model with a batch of the plan's size, in train or eval mode, on this worker's device."""
-    model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
+def load_model(plan: Plan, context: WorkerContext, *, hollow: bool = False, checkpoint: Path | None = None) -> Model:
+    """Load the plan's model with a batch of the plan's size, in train or eval mode, on this worker's device.
+
+    ``hollow``: leave weights that come from files there, for ``ModelPart`` to read; ``checkpoint``: a folder with other
+    files of the same names.
+    """
+    model = plan.model.load(batch=plan.batch, dtype=plan.dtype, hollow=hollow, checkpoint=checkpoint)
     model.module.train(plan.training)
     return model.to(context.torch_device, plan.memory_bytes)
 

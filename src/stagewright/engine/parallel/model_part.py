@@ -1,6 +1,6 @@
 """The part of the model that one worker holds under a plan: its stages, their parameters, gradients and buffers.
 
-plan + model ─► capture ─► cuts ─► (tensor parallelism) ─► stages of this worker ─► free the rest
+plan + model ─► capture ─► cuts ─► (tensor parallelism) ─► stages of this worker ─► free the rest, or read this part
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from stagewright.engine.batch.batch_norm import check_split_norms
 from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
-from stagewright.engine.parallel.shape_variants import ShapeVariants, copy_hollow
+from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.state.full_state import full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
 from stagewright.engine.tensor.axis import TensorAxis
+from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.memory import MemoryTracker
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.machine.hollow import copy_hollow
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
@@ -69,6 +72,7 @@ class ModelPart:
         if not plan.shard:  # FSDP2 moves parameters to the device itself, unit by unit
             with self.memory.explain_oom():
                 self.module.to(context.torch_device)
+                self.read_weights(self.module)
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that this worker trains, by their names in the model."""
@@ -103,6 +107,20 @@ class ModelPart:
             for name, parameter in stage.named_parameters(remove_duplicate=False):
                 names.setdefault(id(parameter), self._first_names.get(name, name))
         return names
+
+    def read_weights(self, module: nn.Module) -> None:
+        """Read the parameters of a module of this part, if the model was loaded without."""
+        files = self.model.weights
+        if files is None:
+            return
+        names = self.parameter_names()
+        layouts = shard_layouts(self.model.module)
+        for parameter in module.parameters():
+            if isinstance(parameter, DTensor):  # of a unit that FSDP2 has sharded
+                continue
+            name = names[id(parameter)]
+            parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            files.read(name, parameter, layouts[name].shard if name in layouts else None)
 
     def _free_other_parameters(self) -> None:
         """Free the parameters of other workers."""

@@ -25,7 +25,7 @@ from stagewright.machine.machine import default_devices
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
-from stagewright.spec.host_memory_check import check_host_memory
+from stagewright.spec.host_memory_check import check_host_memory, num_parts
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Compile, Plan
 from stagewright.spec.plan_rules import check_plan
@@ -38,11 +38,11 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
         plan = replace(plan, devices=default_devices(plan.mesh.num_workers))
     check_plan(plan)
     check_on_this_machine(plan)
-    check_host_memory(plan.model, plan.mesh.num_workers)
+    check_host_memory(plan.model, plan.mesh.num_workers, num_parts(plan))
     if plan.cuts or plan.num_stages == 1:
         return plan
     find_policy(plan.split)
-    model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
+    model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype, hollow=True)
     model.module.train(plan.training)
     device = Device.parse(plan.devices[0])
     model = model.to(device.torch_device(), plan.memory_bytes)
@@ -57,7 +57,7 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
 def check_worker_plan(plan: Plan, device: str, num_local: int) -> None:
     """Refuse what this machine lacks, and a model that its ``num_local`` workers can't hold."""
     check_on_this_machine(replace(plan, devices=(device,)))
-    check_host_memory(plan.model, num_local)
+    check_host_memory(plan.model, num_local, num_parts(plan))
 
 
 def finalize_plan(
@@ -87,7 +87,7 @@ def finalize_plan(
 
 def check_cuts(plan: Plan) -> None:
     """Raise UsageError if the model lacks the units or cuts that the plan names; builds and captures the model."""
-    model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype)
+    model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype, hollow=True)
     model.module.train(plan.training)
     cut_indices(capture_for(plan, model), plan.cuts)
 

@@ -7,7 +7,6 @@ worker sees the whole batch and captures the same shapes in the same order, so b
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,7 +92,7 @@ class ShapeVariants:
         device = next(self.hollow.parameters()).device
         args, kwargs = structure.map_tensors(lambda tensor: tensor.to(device), (args, kwargs))
         try:
-            captured = capture(self.hollow, args, kwargs, units, base.inputs_batch_dim(), compare=False)
+            captured = capture(self.hollow, args, kwargs, units, base.inputs_batch_dim())
             captured.flatten(args, kwargs)
         except CaptureError as error:
             raise UsageError(f"{problem}: {error}") from error
@@ -112,22 +111,6 @@ class ShapeVariants:
             if is_keyed(stage):
                 key_stage(all_stages[index])
             stage.add_variant(all_stages[index])
-
-
-def copy_hollow(model: nn.Module) -> nn.Module | None:
-    """Return a hollow copy of a model, ``None`` if it has attributes that can't be copied.
-
-    Each of its parameters is one element, expanded to the shape; tied parameters stay tied. Buffers are shared with the
-    model. So it takes no memory, and runs on a worker that holds only a part of the weights, with meaningless values.
-    """
-    memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
-    for parameter in model.parameters():
-        element = torch.zeros(1, dtype=parameter.dtype, device=parameter.device)
-        memo[id(parameter)] = nn.Parameter(element.expand(parameter.shape), requires_grad=parameter.requires_grad)
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception:  # whatever an attribute of the user's raises
-        return None
 
 
 def _describe(leaf: Any) -> Any:

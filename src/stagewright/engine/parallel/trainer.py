@@ -100,7 +100,7 @@ class Trainer:
             plan = finalize_plan(plan, model, graph, context, write_plan=write_plan)
         activity.begin("build stages")
         self.plan, self.model, self.context = plan, model, context
-        self._state = DistributedState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context)
+        self._state = DistributedState(graph, cut_indices(graph, plan.cuts), plan.stage_workers, context, model.weights)
         self.runner = StepRunner(plan, model, context, graph, count_items)
         self._state.bind(self.runner.part)
         self._evaluator = Evaluator(self.runner, evaluation_graph)

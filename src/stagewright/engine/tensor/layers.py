@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from stagewright.engine.tensor.axis import TensorAxis
 from stagewright.engine.tensor.dropout import ShardedDropout
+from stagewright.machine.hollow import is_hollow
 
 _LAYOUTS = "_stagewright_shards"
 
@@ -39,6 +40,9 @@ class ShardLayout:
     def shard(self, full: torch.Tensor) -> torch.Tensor:
         """Return this worker's shard of a full tensor."""
         num_workers, index = self.axis.num_workers, self.axis.index
+        if is_hollow(full):
+            shape = [size // num_workers if dim == self.dim else size for dim, size in enumerate(full.shape)]
+            return full.as_strided(shape, full.stride())
         shards = [section.chunk(num_workers, self.dim)[index] for section in self._sections(full)]
         return torch.cat(shards, self.dim).contiguous()
 

@@ -39,6 +39,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"hf:{folder}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS, ids=["pipeline", "fsdp", "tensor", "ddp"])
 def test_training_equals_that_of_a_whole_model(pool_of: Any, gpt2: str, mesh: str, options: dict[str, Any]) -> None:
     from hollow_jobs import compare_states
@@ -54,6 +55,7 @@ def test_training_equals_that_of_a_whole_model(pool_of: Any, gpt2: str, mesh: st
         assert share < 0.9 or (mesh == "data=2" and not options)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_read_in_parts(pool_of: Any, gpt2: str, tmp_path: Path) -> None:
     """Resuming leaves the weights in the checkpoint until each worker reads its part, optimizer states too."""
     saved = str(tmp_path / "step-1")

@@ -39,6 +39,10 @@ class MadeSource:
     def tensor_sizes(self, most: int) -> list[int]:
         return [size for size in self.tensors if size <= most]
 
+    @property
+    def num_experts(self) -> int:
+        return self.model(1, 1).num_experts
+
     def measure_size(self, size: int, tensor: int) -> bool:
         return False
 

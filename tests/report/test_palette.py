@@ -100,3 +100,4 @@ def test_every_name_has_a_value() -> None:
             assert re.fullmatch("#[0-9A-F]{6}", color(name, dark=dark)), name
     assert color("stage-0") == stage_color(0)
     assert color(strategy_paint("data×pipeline")) == "#009E73"
+    assert color(strategy_paint("data×expert×pipeline")) == color(strategy_paint("data×pipeline"))

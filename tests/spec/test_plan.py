@@ -139,3 +139,13 @@ def test_a_model_is_loaded_as_it_says() -> None:
     again = ModelSpec(name="mlp-mnist", seed=3).load(batch=2)
     assert model.batch_size == 5
     assert all(map(lambda a, b: a.equal(b), model.module.parameters(), again.module.parameters()))
+
+
+def test_expert_parallelism_divides_the_replicas() -> None:
+    mesh = Mesh.parse("dp=4,ep=2,pp=2")
+    assert (mesh.data, mesh.expert, mesh.num_workers) == (4, 2, 8)
+    assert (str(mesh), mesh.strategy) == ("data=4,expert=2,pipeline=2", "data×expert×pipeline")
+    assert Mesh.parse("expert=4") == Mesh(data=4, expert=4)
+    assert Mesh.parse("expert=4").strategy == "expert"
+    with pytest.raises(UsageError, match="expert = 3 does not divide data = 4"):
+        Mesh(data=4, expert=3)

@@ -32,6 +32,7 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
     return Layout(
         data=mesh.data,
         tensor=mesh.tensor,
+        expert=mesh.expert,
         pipeline=mesh.pipeline,
         virtual=stages if mesh.pipeline > 1 else 1,
         microbatch=max(1, math.ceil(plan.batch / (mesh.data * plan.microbatches))),

@@ -17,6 +17,7 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
     arguments = {
         "tensor-model-parallel-size": mesh.tensor,
         "pipeline-model-parallel-size": mesh.pipeline,
+        **({"expert-model-parallel-size": mesh.expert} if mesh.expert > 1 else {}),
         "micro-batch-size": size,
         "global-batch-size": plan.batch,
         "train-iters": plan.steps,

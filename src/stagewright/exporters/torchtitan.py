@@ -37,6 +37,7 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         "data_parallel_shard_degree": mesh.data if plan.shard else 1,
         "tensor_parallel_degree": mesh.tensor,
         "pipeline_parallel_degree": mesh.pipeline,
+        **({"expert_parallel_degree": mesh.expert} if mesh.expert > 1 else {}),
     }
     omitted = common_omissions(plan)
     if mesh.pipeline > 1:

@@ -96,6 +96,7 @@ def peak_bytes(plan: Plan, measured: ModelCosts) -> int:
         cuts=cut_indices(profile, plan.cuts),
         sizes=plan_microbatch_sizes(plan),
         tensor=measured.tensor,
+        experts=measured.experts,
         model_overheads=measured.overheads,
         whole=measured.whole,
     )

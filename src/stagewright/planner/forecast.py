@@ -89,6 +89,7 @@ def prepare_plan(
         codecs=link_codecs(plan, profile, cuts) if plan.has_codecs else None,
         sizes=plan_microbatch_sizes(plan),
         tensor=measured.tensor,
+        experts=measured.experts,
         model_overheads=measured.overheads,
         engine_overheads=overheads,
         whole=measured.whole,

@@ -8,7 +8,7 @@ from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.planner.forecast import PreparedPlan
 from stagewright.schedules.rules import SCHEDULES
-from stagewright.spec.plan import Mesh, Plan
+from stagewright.spec.plan import Plan
 
 
 def resize_prepared(prepared: PreparedPlan, num_devices: int | None) -> PreparedPlan:
@@ -58,7 +58,7 @@ def resize_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
         microbatches = max(size, microbatches // size * size)
     return replace(
         plan,
-        mesh=Mesh(data=mesh.data, tensor=mesh.tensor, pipeline=size),
+        mesh=replace(mesh, pipeline=size),
         stages=None if plan.stages is None else stages,
         microbatches=microbatches,
         schedule=schedule,

@@ -73,8 +73,9 @@ def stage_color(stage: int) -> str:
 
 
 def strategy_paint(strategy: str) -> str:
-    """Return the color name of a strategy; several axes are joined by ×."""
-    return f"strategy-{strategy.replace('×', '-')}"
+    """Return the color name of a strategy; several axes are joined by ×. Expert parallel replicas have data's color."""
+    axes = dict.fromkeys("data" if axis == "expert" else axis for axis in strategy.split("×"))
+    return f"strategy-{'-'.join(axes)}"
 
 
 def color(name: str, *, dark: bool = False) -> str:

@@ -3,6 +3,7 @@
     algorithm      all-reduce of S bytes               all-gather and reduce-scatter of S bytes
     ring           2(n−1) α + 2 (n−1)/n · S β          (n−1) α + (n−1)/n · S β
     tree           2⌈log₂ n⌉ α + 2 S β                 –
+    all-to-all     (n−1) α + (n−1)/n · S β             each worker sends its own S bytes, pair by pair
     hierarchical   reduce-scatter within a host of g, all-reduce of S/g across hosts, all-gather within the host
 
 S is the whole tensor, before scatter or after gather. Every formula grows with S and n. Charging α only once would be
@@ -74,6 +75,11 @@ def all_gather_s(group: Group, num_bytes: float) -> float:
 def reduce_scatter_s(group: Group, num_bytes: float) -> float:
     """Return the time of a reduce-scatter of `num_bytes`: an all-gather in reverse."""
     return all_gather_s(group, num_bytes)
+
+
+def all_to_all_s(group: Group, num_bytes: float) -> float:
+    """Return the time of an all-to-all in which each worker sends `num_bytes` in equal parts, one of them to itself."""
+    return _flat(group, num_bytes, passes=1)
 
 
 def ring_bytes(num_workers: int, num_bytes: float, *, passes: int) -> float:

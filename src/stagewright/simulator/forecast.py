@@ -83,8 +83,8 @@ class LinkUse:
 class CollectiveUse:
     """One worker's collectives along an axis in a step."""
 
-    axis: Literal["data", "tensor", "tied"]
-    """data, tensor, or tied: weights that two pipeline workers hold."""
+    axis: Literal["data", "tensor", "expert", "tied"]
+    """data, tensor, expert, or tied: weights that two pipeline workers hold."""
     worker: int
     """Pipeline index of the worker."""
     num_workers: int
@@ -92,7 +92,7 @@ class CollectiveUse:
     num_bytes: int
     """Bytes of the tensors, as a run counts them."""
     sent_bytes: int
-    """Bytes sent to the next worker of the ring."""
+    """Bytes sent to the next worker of the ring, or with balanced experts to the other workers of an all-to-all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

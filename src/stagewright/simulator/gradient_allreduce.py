@@ -65,7 +65,7 @@ def predict_gradient_allreduce(costs: PlanCosts, times: StepTimes, worker: int) 
         end = compute_end + costs.reduce_scatter_s(worker)
         gradients = AllReduceTimes(spans_s=((compute_end, end),), end_s=end, num_bytes=_fsdp_bytes(costs, worker))
     else:
-        gradients = _overlap_buckets(costs, times, worker, compute_end)
+        gradients = _with_experts(costs, worker, _overlap_buckets(costs, times, worker, compute_end))
     return _with_statistics(costs, worker, gradients)
 
 
@@ -122,12 +122,27 @@ def min_exposed_allreduce_s(costs: PlanCosts, worker: int, backward_s: float) ->
         size, pace = merged * BUCKET_BYTES, max(1.0, costs.engine_overheads.collective_pace)
         stage_s = []
         for stage in (stage for stage in costs.stages if stage.worker == worker):
-            full, rest = divmod(stage.parameter_bytes, size)
+            full, rest = divmod(stage.parameter_bytes - stage.expert_bytes, size)
             total_s = full * _sequential_s(group, size, merged) + (_sequential_s(group, rest, merged) if rest else 0.0)
             stage_s.append(total_s / pace)
         exposed_s = min(stage_s) if len(stage_s) > 1 else max(0.0, stage_s[0] - backward_s)
     num_bytes = statistics_bytes(costs, worker)
     return exposed_s + (_statistics_s(costs, worker, num_bytes) if num_bytes else 0.0)
+
+
+def _with_experts(costs: PlanCosts, worker: int, gradients: AllReduceTimes) -> AllReduceTimes:
+    """Append the all-reduce of experts' gradients over the replicas that hold the same experts."""
+    num_bytes = sum(stage.expert_bytes for stage in costs.stages if stage.worker == worker)
+    mesh = costs.plan.mesh
+    if not num_bytes or mesh.data == mesh.expert:
+        return gradients
+    end = gradients.end_s + all_reduce_s(costs.topology.same_experts_group(), num_bytes)
+    return replace(
+        gradients,
+        spans_s=(*gradients.spans_s, (gradients.end_s, end)),
+        end_s=end,
+        num_bytes=gradients.num_bytes + num_bytes,
+    )
 
 
 def _with_statistics(costs: PlanCosts, worker: int, gradients: AllReduceTimes) -> AllReduceTimes:
@@ -200,7 +215,8 @@ def _stage_buckets(costs: PlanCosts, index: int, bucket_bytes: int) -> Sequence[
     """Return a stage's buckets: the fraction of its backward after which each is full, and its bytes."""
     stage = costs.stages[index]
     units = [costs.gradients[unit] for unit in range(stage.last, stage.first - 1, -1)]
-    scale = stage.parameter_bytes / max(1, sum(size for size, _ in units))  # shared parameters count once
+    common_bytes = stage.parameter_bytes - stage.expert_bytes
+    scale = common_bytes / max(1, sum(size for size, _ in units))  # shared parameters count once
     total_s = sum(seconds for _, seconds in units)
     buckets: list[tuple[float, float]] = []
     elapsed, filled = 0.0, 0.0

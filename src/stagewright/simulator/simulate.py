@@ -163,7 +163,9 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
     """Return the traffic of each axis on a ring; other algorithms send about as much."""
     plan, uses = costs.plan, []
 
-    def add(axis: Literal["data", "tensor", "tied"], worker: int, count: int, num_bytes: int, passes: int = 2) -> None:
+    def add(
+        axis: Literal["data", "tensor", "expert", "tied"], worker: int, count: int, num_bytes: int, passes: int = 2
+    ) -> None:
         if count > 1 and num_bytes:
             sent = int(ring_bytes(count, num_bytes, passes=passes))
             uses.append(
@@ -172,6 +174,7 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
 
     for worker, allreduce in enumerate(allreduces):
         add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
+        add("expert", worker, plan.mesh.expert, costs.expert_row_bytes(worker), passes=1)
         add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=1 if plan.shard else 2)
         if plan.training and worker in (0, plan.mesh.pipeline - 1):
             add("tied", worker, 2, costs.tied_bytes)

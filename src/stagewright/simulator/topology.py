@@ -99,8 +99,25 @@ class Topology:
         return self._cached(axis, lambda: self._group(axis))  # type: ignore[no-any-return]
 
     def _group(self, axis: Axis) -> Group:
-        groups = np.moveaxis(self.hosts[self.devices], AXES.index(axis), -1).reshape(-1, self.mesh.size(axis))
-        return self._make_group(self.mesh.size(axis), min(_most_on_host(hosts) for hosts in np.unique(groups, axis=0)))
+        return self._group_of(np.moveaxis(self.hosts[self.devices], AXES.index(axis), -1))
+
+    def expert_group(self) -> Group:
+        """Return the group among which experts are divided: neighbors along data."""
+        return self._cached("expert", lambda: self._group_of(self._expert_blocks()))  # type: ignore[no-any-return]
+
+    def same_experts_group(self) -> Group:
+        """Return the group of replicas that hold the same experts."""
+        blocks = self._expert_blocks()
+        return self._cached("same", lambda: self._group_of(np.moveaxis(blocks, -2, -1)))  # type: ignore[no-any-return]
+
+    def _expert_blocks(self) -> Integers:
+        """Return the host of each worker: [tensor, pipeline, block of replicas, replica in the block]."""
+        hosts = np.moveaxis(self.hosts[self.devices], 0, -1)
+        return hosts.reshape(*hosts.shape[:-1], -1, self.mesh.expert)
+
+    def _group_of(self, hosts: Integers) -> Group:
+        rows = hosts.reshape(-1, hosts.shape[-1])
+        return self._make_group(rows.shape[-1], min(_most_on_host(row) for row in np.unique(rows, axis=0)))
 
     def pair(self, first: int, second: int) -> Group:
         """Return the group of the workers at two pipeline indices."""

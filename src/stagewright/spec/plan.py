@@ -6,6 +6,9 @@ them.
 
     world rank = (data · T + tensor) · P + pipeline        data=2, pipeline=2:   replica 0: workers 0 1
     (pipeline is innermost: adjacent stages have adjacent ranks)                 replica 1: workers 2 3
+
+    expert parallelism is no axis of its own: it divides the replicas into groups of `expert` neighbors, each of which
+    holds all experts once                                                       data=4, expert=2:  0 1 | 2 3
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
-AXIS_ALIASES: dict[str, Axis] = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline"}
+AXIS_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert"}
 Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
 Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...]
@@ -89,29 +92,43 @@ class Mesh:
     """Tensor parallel (TP) workers, which split the matrices of each layer."""
     pipeline: int = 1
     """Pipeline parallel (PP) workers, which hold different stages."""
+    expert: int = 1
+    """Expert parallel (EP) replicas, which divide the experts of each mixture-of-experts layer; divides `data`."""
 
     def __post_init__(self) -> None:
-        for axis in AXES:
-            if self.size(axis) < 1:
-                raise UsageError(f"mesh: {axis} = {self.size(axis)}, but every axis has at least 1 worker")
+        for axis in (*AXES, "expert"):
+            if getattr(self, axis) < 1:
+                raise UsageError(f"mesh: {axis} = {getattr(self, axis)}, but every axis has at least 1 worker")
+        if self.data % self.expert:
+            raise UsageError(
+                f"mesh: expert = {self.expert} does not divide data = {self.data}: experts are divided over groups of "
+                f"replicas; use data = {self.expert}, or an expert size that divides {self.data}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """Parse `data=2,pipeline=2`, `dp=2,pp=2` or `serial`; a missing axis has size 1."""
+        """Parse `data=2,pipeline=2`, `dp=2,pp=2` or `serial`; a missing axis has size 1.
+
+        `expert=2` without `data` has two replicas.
+        """
         sizes: dict[str, int] = {}
         for part in [] if text.strip() == "serial" else text.split(","):
             name, _, number = (word.strip() for word in part.partition("="))
             axis = AXIS_ALIASES.get(name, name)
-            if axis not in AXES:
-                raise UnknownName("axis of a mesh", name, AXES, hint=f"(in {text!r}; write data=2,pipeline=2)")
+            if axis not in (*AXES, "expert"):
+                known = (*AXES, "expert")
+                raise UnknownName("axis of a mesh", name, known, hint=f"(in {text!r}; write data=2,pipeline=2)")
             if axis in sizes or not (number.isascii() and number.isdigit()):
                 wrong = f"{axis} is given twice" if axis in sizes else f"{axis} needs a whole number, not {number!r}"
                 raise UsageError(f"{text!r} is not a mesh: {wrong}; write data=2,pipeline=2")
             sizes[axis] = int(number)
+        if "expert" in sizes:
+            sizes.setdefault("data", sizes["expert"])
         return cls(**sizes)
 
     def __str__(self) -> str:
-        return ",".join(f"{axis}={self.size(axis)}" for axis in AXES if self.size(axis) > 1) or "serial"
+        sizes = {"data": self.data, "expert": self.expert, "tensor": self.tensor, "pipeline": self.pipeline}
+        return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "serial"
 
     @property
     def num_workers(self) -> int:
@@ -119,8 +136,14 @@ class Mesh:
 
     @property
     def strategy(self) -> str:
-        """The axes with more than one worker: "serial", "pipeline", "data×pipeline"."""
-        return "×".join(axis for axis in AXES if self.size(axis) > 1) or "serial"
+        """The axes with more than one worker: "serial", "pipeline", "data×pipeline", "expert"."""
+        sizes = {
+            "data": self.data // self.expert,
+            "expert": self.expert,
+            "tensor": self.tensor,
+            "pipeline": self.pipeline,
+        }
+        return "×".join(axis for axis, size in sizes.items() if size > 1) or "serial"
 
     def size(self, axis: Axis) -> int:
         """Return the number of workers along an axis."""

@@ -6,7 +6,7 @@
     memory = "2GiB"                                              name = "adamw"
 
 Only `batch` and the model's name are required. `write_plan` writes every key, so the plan still runs the same way after
-a default changes. The mesh also accepts `dp`, `tp` and `pp`.
+a default changes. The mesh also accepts `dp`, `tp`, `pp` and `ep`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MODEL: dict[str, Reader] = {
     "padded": flag,
     "seed": integer,
 }
-_MESH: dict[str, Reader] = {"data": integer, "tensor": integer, "pipeline": integer}
+_MESH: dict[str, Reader] = {"data": integer, "tensor": integer, "pipeline": integer, "expert": integer}
 _OPTIMIZER: dict[str, Reader] = {
     "name": choice(*OPTIMIZERS),
     "learning_rate": number,

@@ -253,6 +253,11 @@ def _check_features(plan: Plan) -> None:
             f"shard (FSDP) works for training without a pipeline, and this is {unsupported}: leave it out, "
             "or train with data parallelism only"
         )
+    if plan.shard and plan.mesh.expert > 1:
+        raise UsageError(
+            f"shard (FSDP) shards what replicas hold in common, and expert = {plan.mesh.expert} divides experts over "
+            "them: leave out one of the two"
+        )
     if plan.task is None and plan.epochs is not None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
     if not plan.training and plan.checkpoint_every is not None:

@@ -1,7 +1,8 @@
-"""Strategies as people name them: serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), or a mesh.
+"""Strategies as people name them: serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), expert (ep), or a mesh.
 
 pp            on 4 devices ─► pipeline=4
 fsdp          on 2 devices ─► data=2, parameters sharded (FSDP)
+ep            on 4 devices ─► data=4,expert=4: replicas that divide the experts
 dp=2,pp=2                  ─► data=2,pipeline=2
 """
 
@@ -12,7 +13,7 @@ import re
 from stagewright.errors import UnknownName
 from stagewright.spec.plan import AXES, AXIS_ALIASES, Mesh
 
-STRATEGIES = ("serial", *AXES, "fsdp")
+STRATEGIES = ("serial", *AXES, "fsdp", "expert")
 
 
 def strategy_name(text: str) -> str:

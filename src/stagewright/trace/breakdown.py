@@ -232,7 +232,13 @@ def _arrivals(trace: Trace, events: Mapping[int, Sequence[TraceEvent]]) -> dict[
 def _group(trace: Trace, rank: int, note: str | None) -> tuple[int, ...]:
     """Return the mesh coordinates of a collective's group."""
     data, tensor, pipeline = trace.mesh.coordinates(rank)
-    return {"data": (tensor, pipeline), "tensor": (data, pipeline), "tied": (data, tensor)}.get(note or "", ())
+    groups = {
+        "data": (tensor, pipeline),
+        "tensor": (data, pipeline),
+        "expert": (data // trace.mesh.expert, tensor, pipeline),
+        "tied": (data, tensor),
+    }
+    return groups.get(note or "", ())
 
 
 _Node: TypeAlias = tuple[str, int, int]

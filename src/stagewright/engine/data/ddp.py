@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import torch
@@ -19,11 +19,16 @@ from stagewright.engine.worker.recorder import recorder
 class DDPReplica(DataParallelReplica):
     """A replica that wraps its module in DistributedDataParallel after the first step."""
 
-    def __init__(self, module: nn.Module, group: Any, norms: list[Any], bucket_bytes: int) -> None:
+    def __init__(
+        self, module: nn.Module, group: Any, norms: list[Any], bucket_bytes: int, divided: Container[int] = ()
+    ) -> None:
+        """``divided``: identities of parameters that replicas do not have in common."""
         super().__init__(module, group, norms)
         self._bucket_bytes = bucket_bytes
         self._wrapped: DistributedDataParallel | None = None
-        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._trained = [
+            parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in divided
+        ]
         self._accumulates = False
         self._in_buckets: set[int] = set()
         self._reduced: set[int] = set()

@@ -20,7 +20,7 @@ buffers are local to a replica; those of replica 0 are saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ def wrap_data_parallel(
     bucket_bytes: int = BUCKET_BYTES,
     average_batch_norm: bool = True,
     read_weights: Callable[[nn.Module], None] | None = None,
+    divided: Container[int] = (),
 ) -> DataParallelReplica:
     """Make this worker's module one replica of the data axis, a process group or a one-dimensional device mesh.
 
@@ -54,19 +55,20 @@ def wrap_data_parallel(
     still on the host; default: their device. ``shard``: use FSDP2, with one parameter group per unit and one for the
     rest; create optimizers afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
     running statistics to deferred mode. ``read_weights``: with FSDP2, read the parameters of a unit before it is
-    sharded, instead of receiving them.
+    sharded, instead of receiving them. ``divided``: identities of parameters that replicas do not have in common, such
+    as those of experts; they are left alone.
     """
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes must be 1 or more, not {bucket_bytes}")
     group = process_group_of(axis)
     device = device or next(module.parameters()).device
     received = module.buffers() if read_weights is not None else (*module.parameters(), *module.buffers())
-    unique = {id(tensor): tensor.detach() for tensor in received}
+    unique = {id(tensor): tensor.detach() for tensor in received if id(tensor) not in divided}
     for tensor, value in zip(unique.values(), broadcast(list(unique.values()), device, group=group), strict=True):
         tensor.copy_(value)
     norms = find_tracked_norms(module) if average_batch_norm else []
     if not shard:
-        return DDPReplica(module, group, norms, bucket_bytes)
+        return DDPReplica(module, group, norms, bucket_bytes, divided)
     if not isinstance(axis, DeviceMesh):
         axis = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
     return FSDPReplica(module, group, norms, axis, units, device, read_weights)

@@ -84,12 +84,18 @@ def train_elastic(
 
 
 def next_plan(plan: Plan, lost: int | None, *, stays_away: bool) -> Plan:
-    """Return the plan to go on with: the same, or without the replica of a worker whose device stays away."""
-    if lost is None or not stays_away or plan.mesh.data == 1:
+    """Return the plan to go on with: the same, or without the replica of a worker whose device stays away.
+
+    Replicas that divide the experts among themselves are lost together.
+    """
+    mesh = plan.mesh
+    if lost is None or not stays_away or mesh.data == mesh.expert:
         return plan
-    replica = plan.mesh.coordinates(lost)[0]
-    devices = tuple(device for rank, device in enumerate(plan.devices) if plan.mesh.coordinates(rank)[0] != replica)
-    smaller = replace(plan, mesh=replace(plan.mesh, data=plan.mesh.data - 1), devices=devices)
+    block = mesh.coordinates(lost)[0] // mesh.expert
+    devices = tuple(
+        device for rank, device in enumerate(plan.devices) if mesh.coordinates(rank)[0] // mesh.expert != block
+    )
+    smaller = replace(plan, mesh=replace(mesh, data=mesh.data - mesh.expert), devices=devices)
     if smaller.mesh.data == 1:
         smaller = replace(smaller, shard=False)
     try:

@@ -7,9 +7,9 @@
                             with a tensor axis: units contain collectives
                             if units draw random numbers: each unit has its own random key
 
-What communicates or keeps Python state inside a unit (tensor-parallel layers, deferred batch norms) stays eager, by
-graph breaks. A compiled graph computes all its gradients at once, so split backward schedules run the whole backward of
-a compiled stage as B, and W has nothing left to do.
+What communicates or keeps Python state inside a unit (tensor-parallel layers, divided experts, deferred batch norms)
+stays eager, by graph breaks. A compiled graph computes all its gradients at once, so split backward schedules run the
+whole backward of a compiled stage as B, and W has nothing left to do.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 from stagewright.engine.batch.random_key import random_state
+from stagewright.engine.expert.layers import DividedExperts
 from stagewright.engine.parallel.model import CAPTURED_SAMPLES, move_batch
 from stagewright.engine.tensor.layers import Region
 from stagewright.graph.compilation import compile_stage, compile_units, keep_eager
@@ -63,9 +64,9 @@ def _draws_random_numbers(model: Model, graph: UnitGraph, device: torch.device) 
 
 
 def _keep_regions_eager(stage: Stage) -> None:
-    """Keep the layers and hooks of tensor-parallel regions in Python: they communicate and share state."""
+    """Keep divided experts, and the layers and hooks of tensor-parallel regions, in Python: they communicate."""
     for module in stage.modules():
-        if isinstance(getattr(module, "_region", None), Region):
+        if isinstance(getattr(module, "_region", None), Region) or isinstance(module, DividedExperts):
             module.__dict__["forward"] = keep_eager(module.forward)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in hooks.items():

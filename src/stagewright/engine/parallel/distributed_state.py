@@ -151,7 +151,8 @@ class DistributedState:
     @property
     def _shard_layouts(self) -> Mapping[str, ShardLayout]:
         assert self._part is not None
-        return shard_layouts(self._part.model.module) if self._context.mesh.tensor > 1 else {}
+        mesh = self._context.mesh
+        return shard_layouts(self._part.model.module) if mesh.tensor > 1 or mesh.expert > 1 else {}
 
 
 def _named_tensors(stage: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

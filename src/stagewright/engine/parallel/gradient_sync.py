@@ -3,6 +3,7 @@
 one stage per replica     DistributedDataParallel or FSDP2 wraps the stage
 several stages            GradientAllReduce, bucketed and overlapped with backward
 tied weights              GradientAllReduce over the workers that hold them
+experts                   ExpertGradientSync over the replicas that hold the same ones
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from stagewright.engine.data.clipping import GradientClipper
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.gradient_allreduce import GradientAllReduce, tied_weight_holders
 from stagewright.engine.data.wrap import wrap_data_parallel
+from stagewright.engine.expert.gradients import ExpertGradientSync
 from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.worker.recorder import recorder
@@ -41,6 +43,7 @@ class GradientSync:
         """The data-parallel replica; None with one replica."""
         self._tied = tied_weight_holders(part.stage_parameters, part.stage_workers)
         self.all_reduce = self._make_all_reduce() if plan.training else None
+        self._experts = self._make_expert_sync() if plan.training and part.expert_axis is not None else None
         self.clipper = self._make_clipper(plan.clip) if plan.training and plan.clip is not None else None
         self.allreduce_bytes: dict[str, int] = {}
         """Bytes that the last step all-reduced over replicas (``data``) and holders of tied weights (``tied``)."""
@@ -53,8 +56,10 @@ class GradientSync:
 
     def finish_step(self, weight: float) -> None:
         """Finish the gradient all-reduces and batch norm statistics; ``weight``: this replica's share of the batch."""
-        if self.all_reduce is not None:
-            self.allreduce_bytes = self.all_reduce.finish()
+        sent = {} if self.all_reduce is None else self.all_reduce.finish()
+        if self._experts is not None:
+            sent["data"] = sent.get("data", 0) + self._experts.finish()
+        self.allreduce_bytes = sent
         if self._norms is not None:
             has_replicas = self._part.context.data_group is not None
             self._norms.finish_step(self._all_reduce_statistics if has_replicas else None, is_counted=weight > 0)
@@ -77,6 +82,7 @@ class GradientSync:
                 units=part.graph.fsdp_units(),
                 average_batch_norm=averages,
                 read_weights=part.read_weights if part.model.weights is not None and plan.shard else None,
+                divided=part.expert_parameters,
             )
         if plan.shard:
             raise UsageError(
@@ -92,7 +98,10 @@ class GradientSync:
         has_pipeline = len(part.stage_workers) > 1
         if not tied and not (has_pipeline and part.plan.mesh.data > 1):
             return None
-        parameters = {index: part.stage_parameters[index] for index in part.stages}
+        parameters = {
+            index: [value for value in part.stage_parameters[index] if id(value) not in part.expert_parameters]
+            for index in part.stages
+        }
         splits_backward = SCHEDULES[part.plan.schedule].splits_backward
         return GradientAllReduce(
             parameters,
@@ -100,6 +109,13 @@ class GradientSync:
             tied=tied,
             overlap=len(parameters) == 1 and not splits_backward,
         )
+
+    def _make_expert_sync(self) -> ExpertGradientSync:
+        """Make the all-reduce of experts' gradients over the replicas that hold the same experts."""
+        part, context = self._part, self._part.context
+        held = [value for value in part.module.parameters() if id(value) in part.expert_parameters]
+        trained = [parameter for parameter in held if parameter.requires_grad]
+        return ExpertGradientSync(trained, context.expert_group, context.same_experts_group)
 
     def _tied_groups(self) -> list[tuple[nn.Parameter, Any]]:
         """Return this worker's tied weights, each with the process group of its holders."""
@@ -127,7 +143,8 @@ class GradientSync:
 
         def counts(parameter: nn.Parameter) -> bool:
             is_first_holder = self._tied.get(id(parameter), (context.pipeline,))[0] == context.pipeline
-            of_replica = context.data == 0 or isinstance(parameter, DTensor)
+            holder = context.data // context.mesh.expert if id(parameter) in part.expert_parameters else context.data
+            of_replica = holder == 0 or isinstance(parameter, DTensor)
             return is_first_holder and of_replica and (context.tensor == 0 or names[id(parameter)] in shards)
 
         return GradientClipper(

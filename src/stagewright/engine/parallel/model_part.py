@@ -1,6 +1,7 @@
 """The part of the model that one worker holds under a plan: its stages, their parameters, gradients and buffers.
 
-plan + model ─► capture ─► cuts ─► (tensor parallelism) ─► stages of this worker ─► free the rest, or read this part
+plan + model ─► capture ─► cuts ─► (tensor, expert parallelism) ─► stages of this worker ─► free the rest, or read
+this part
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.engine.batch.batch_norm import check_split_norms
+from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
+from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
 from stagewright.engine.parallel.shape_variants import ShapeVariants
@@ -56,6 +59,19 @@ class ModelPart:
             regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
             require_whole_regions(regions, [call.target for call in self.graph.calls])
             self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group, plan=regions)
+        self.expert_axis: ExpertAxis | None = None
+        if plan.mesh.expert > 1:
+            experts = plan_expert_parallel(model.module, plan.mesh.expert)
+            # Replicas of one stage start from the weights of the first one, unless they read them from files.
+            is_wrapped = plan.num_stages == 1 and plan.training and model.weights is None
+            self.expert_axis = apply_expert_parallel(
+                model.module,
+                context.expert_group,
+                plans=experts,
+                source_group=context.data_group if is_wrapped else None,
+            )
+        self.expert_parameters = expert_parameters(model.module)
+        """Parameters that are divided over the expert axis, by identity."""
         all_stages = self.graph.stages(self.cuts)
         self.stages: dict[int, Stage] = {
             index: stage for index, stage in enumerate(all_stages) if self.stage_workers[index] == context.pipeline

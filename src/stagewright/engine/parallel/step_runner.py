@@ -83,7 +83,8 @@ class StepRunner:
             unflatten=self.part.graph.unflatten,
             loss=model.loss if self.sync.wrapper is None else keep_loss_differentiable(model.loss),
             autocast=functools.partial(autocast_of, plan, context.torch_device),
-            whole_backward=self.part.compile_mode != "none",
+            # All-to-alls would run in both halves of a split backward.
+            whole_backward=self.part.compile_mode != "none" or plan.mesh.expert > 1,
             loss_scale=lambda: 1.0 if self.scaler is None else self.scaler.scale,
         )
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
@@ -159,8 +160,9 @@ class StepRunner:
         device, variants = self.context.torch_device, evaluation_variants or self.part.variants
         everywhere = variants.assign(self.splitter.split(batch, torch.device("cpu")))  # or its share, if that is all
         microbatches = [microbatch for microbatch in everywhere if microbatch.replica == self.context.data]
-        # With fewer samples than replicas, take part with a weight of 0 in gradient all-reduces and FSDP all-gathers.
-        is_required = self.plan.shard or (self.plan.training and evaluation_variants is None)
+        # With fewer samples than replicas, take part with a weight of 0 in the collectives of the others.
+        has_collectives = self.plan.shard or self.plan.mesh.expert > 1  # in each forward
+        is_required = has_collectives or (self.plan.training and evaluation_variants is None)
         if not microbatches and is_required:
             microbatches = [replace(everywhere[0], weight=0.0)]
         return [self._copy_mutated_inputs(move_microbatch(microbatch, device)) for microbatch in microbatches]

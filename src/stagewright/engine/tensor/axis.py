@@ -9,7 +9,7 @@ All traffic of the tensor axis in a training step goes through ``TensorAxis.all_
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,10 @@ class Axis:
         self.payload_bytes = 0
         """Bytes of the tensors that this worker passed to collectives since it was set to 0."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return self: a copy of a model communicates through the same group."""
+        return self
+
     def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
         """Sum ``value`` in place over the workers."""
         self.payload_bytes += value.nbytes
@@ -37,16 +41,19 @@ class Axis:
         recorder.add("collective", start, num_bytes=value.nbytes, note=self.name)
         return value
 
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """Return every worker's value, in rank order; not counted: only small values and those of no training step."""
+        value = value.contiguous()
+        values = [torch.empty_like(value) for _ in range(self.num_workers)]
+        dist.all_gather(values, value, group=self.group)
+        return values
+
 
 class TensorAxis(Axis):
     """This worker's membership in the tensor axis."""
 
     def __init__(self, group: Any) -> None:
         super().__init__(group, "tensor")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TensorAxis:
-        """Return self: a copy of a model communicates through the same group."""
-        return self
 
     def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
         """Pass a replicated activation into a region; backward all-reduces its gradient."""
@@ -57,13 +64,6 @@ class TensorAxis(Axis):
     def reduce_from_region(self, partial: torch.Tensor) -> torch.Tensor:
         """All-reduce the workers' partial sums, in place."""
         return _ReduceFromRegion.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
-
-    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return every worker's value, in rank order; not counted, because no training step uses it."""
-        value = value.contiguous()
-        values = [torch.empty_like(value) for _ in range(self.num_workers)]
-        dist.all_gather(values, value, group=self.group)
-        return values
 
 
 class _CopyToRegion(torch.autograd.Function):

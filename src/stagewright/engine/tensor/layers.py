@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stagewright.engine.tensor.axis import TensorAxis
+from stagewright.engine.tensor.axis import Axis, TensorAxis
 from stagewright.engine.tensor.dropout import ShardedDropout
 from stagewright.machine.hollow import is_hollow
 
-_LAYOUTS = "_stagewright_shards"
+LAYOUTS = "_stagewright_shards"
+"""Attribute of a module with the layouts of its sharded parameters, by their names in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class ShardLayout:
 
     dim: int
     num_sections: int
-    axis: TensorAxis
+    axis: Axis
 
     def shard(self, full: torch.Tensor) -> torch.Tensor:
         """Return this worker's shard of a full tensor."""
@@ -167,7 +168,7 @@ def shard_layer(layer: nn.Module, style: str, region: Region, num_sections: int 
             # Keep the parameter object: the caller may hold references to it.
             parameter.grad = None
             parameter.data = layout.shard(parameter.data)
-        setattr(layer, _LAYOUTS, layouts)
+        setattr(layer, LAYOUTS, layouts)
         size = {"column": ("out_features", "nf"), "row": ("in_features", "nx")}[style][0 if is_linear else 1]
         setattr(layer, size, getattr(layer, size) // axis.num_workers)
     layer.__class__ = _classes[style, kind]
@@ -180,5 +181,5 @@ def shard_layouts(model: nn.Module) -> dict[str, ShardLayout]:
     return {
         f"{prefix}.{name}" if prefix else name: layout
         for prefix, module in model.named_modules(remove_duplicate=False)
-        for name, layout in getattr(module, _LAYOUTS, {}).items()
+        for name, layout in getattr(module, LAYOUTS, {}).items()
     }

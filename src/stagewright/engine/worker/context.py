@@ -46,6 +46,10 @@ class WorkerContext:
     """Workers with the same stages in other replicas; ``None`` for one replica."""
     tensor_group: Any
     """Workers that share this stage's layers; ``None`` without tensor parallelism."""
+    expert_group: Any
+    """Replicas among which the experts of this worker's stages are divided; ``None`` without expert parallelism."""
+    same_experts_group: Any
+    """Replicas that hold the same experts as this worker; ``None`` if there is no other."""
     link_groups: Mapping[tuple[bool, bool], Any]
     """P2P groups of this pipeline, by (for gradients, towards a higher rank)."""
     pipeline_ranks: tuple[int, ...]
@@ -89,6 +93,10 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         return next((group for ranks, group in created if rank in ranks), None)
 
     axes = (range(mesh.data), range(mesh.tensor), range(mesh.pipeline))
+    blocks = range(0, mesh.data, mesh.expert)
+    stages = [(t, p) for t in axes[1] for p in axes[2]]
+    divided = [[mesh.rank(d + e, t, p) for e in range(mesh.expert)] for t, p in stages for d in blocks]
+    alike = [[mesh.rank(d + e, t, p) for d in blocks] for t, p in stages for e in range(mesh.expert)]
     # A script may have initialized NCCL only, but the first P2P exchange goes through the hosts.
     links = BACKENDS[device.kind]
     pipelines = [[mesh.rank(d, t, p) for p in axes[2]] for d in axes[0] for t in axes[1]]
@@ -102,6 +110,8 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         torch_device=device.torch_device(),
         data_group=groups([[mesh.rank(d, t, p) for d in axes[0]] for t in axes[1] for p in axes[2]]),
         tensor_group=groups([[mesh.rank(d, t, p) for t in axes[1]] for d in axes[0] for p in axes[2]]),
+        expert_group=groups(divided),
+        same_experts_group=groups(alike) if mesh.expert > 1 else None,
         link_groups={(backward, up): groups(pipelines, links) for backward in (False, True) for up in (True, False)},
         pipeline_ranks=mesh.ranks_along("pipeline", rank),
     )

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 
 from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
+from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 
@@ -63,7 +64,12 @@ def interpolate(small: ModelCosts, large: ModelCosts, size: int) -> ModelCosts:
         whole_macs=line.integer(first.whole_macs, second.whole_macs),
     )
     overheads = line.overheads(small.overheads, large.overheads)
-    return ModelCosts(profile=profile, overheads=overheads, tensor=tensor, num_tensor=small.num_tensor, whole=whole)
+    experts = None
+    if small.experts is not None and large.experts is not None:
+        experts = tuple(line.experts(a, b) for a, b in zip(small.experts, large.experts, strict=True))
+    return ModelCosts(
+        profile=profile, overheads=overheads, tensor=tensor, num_tensor=small.num_tensor, whole=whole, experts=experts
+    )
 
 
 class _Line:
@@ -119,6 +125,10 @@ class _Line:
             return self.integer(a, b) if name.endswith("_bytes") else self.number(a, b)
 
         return ModelOverheads(**{entry.name: value(entry.name) for entry in fields(ModelOverheads)})  # type: ignore[arg-type]
+
+    def experts(self, first: ExpertTraffic, second: ExpertTraffic) -> ExpertTraffic:
+        rows = zip(first.row_bytes, second.row_bytes, strict=True)
+        return replace(first, row_bytes=tuple(self.integer(a, b) for a, b in rows))
 
     def traffic(self, first: TensorTraffic, second: TensorTraffic) -> TensorTraffic:
         def sizes(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -33,6 +33,10 @@ def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
     if measured.tensor is not None:
         traffic = measured.tensor
         tensor = (*traffic[:first], *[traffic[middle]] * num_layers, *traffic[last + 1 :])
+    experts = None
+    if measured.experts is not None:
+        held = measured.experts
+        experts = (*held[:first], *[held[middle]] * num_layers, *held[last + 1 :])
     forward = sum(unit.forward.median_s for unit in scaled)
     backward = sum(unit.backward_s for unit in scaled)
     profile: Profile = replace(
@@ -42,7 +46,7 @@ def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
         whole_backward=replace(measured.profile.whole_backward, median_s=backward),
         whole_macs=measured.profile.whole_macs + sum(unit.macs for unit in scaled) - sum(unit.macs for unit in units),
     )
-    return replace(measured, profile=profile, tensor=tensor, whole=None)
+    return replace(measured, profile=profile, tensor=tensor, experts=experts, whole=None)
 
 
 def _block_name(name: str, number: int) -> str:

@@ -6,6 +6,7 @@ load at the micro-batch size ─► capture ─► (shard as one tensor parallel
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from stagewright.cluster.device import Device
 from stagewright.engine.batch.microbatch import microbatch_sizes, split_sizes
 from stagewright.engine.batch.precision import autocast_of, torch_autocast_dtype
+from stagewright.engine.expert.apply import plan_expert_parallel
 from stagewright.engine.parallel.compilation import choose_compile_mode
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.tensor.apply import plan_tensor_parallel
@@ -21,6 +23,7 @@ from stagewright.graph.preserve import preserved
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine import cpu_offload
 from stagewright.machine.machine import default_devices
+from stagewright.planner.costs.expert_traffic import record_expert_traffic
 from stagewright.planner.costs.overheads_cache import CachedOverheads, OverheadsCache
 from stagewright.planner.costs.split_backward import measure_split_backward, whole_backward_cost
 from stagewright.planner.costs.tensor_shard import record_traffic, shard_alone
@@ -29,6 +32,7 @@ from stagewright.profiler.identity import profile_key
 from stagewright.profiler.measure import profile as measure_units
 from stagewright.profiler.profile import Profile
 from stagewright.schedules.rules import SCHEDULES
+from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import Compile, Plan
@@ -50,6 +54,18 @@ class ModelCosts:
     """Tensor parallel size."""
     whole: Profile | None = None
     """With tensor parallelism, the profile of the unsplit layers, for the single-device baseline."""
+    experts: tuple[ExpertTraffic, ...] | None = None
+    """Experts of its units; None if the model has none that could be divided."""
+
+    @property
+    def num_experts(self) -> int:
+        """Experts of each layer, or their greatest common divisor; 1 without."""
+        return math.gcd(*(unit.num_experts for unit in self.experts or ())) or 1
+
+    @property
+    def expert_bytes(self) -> int:
+        """Parameters of all experts."""
+        return sum(unit.parameter_bytes for unit in self.experts or ())
 
 
 def plan_microbatch_sizes(plan: Plan) -> tuple[int, ...]:
@@ -106,6 +122,10 @@ def _measure(
             progress=progress,
         )
 
+    with preserved(graph.model), cpu_offload.offloaded(graph.model, device.torch_device()):
+        experts = record_expert_traffic(graph, model.args, model.kwargs)
+    if plan.mesh.expert > 1:
+        plan_expert_parallel(graph.model, plan.mesh.expert)  # raises before anything is measured
     tensor, whole, part = None, None, "whole layers"
     if plan.mesh.tensor > 1:
         plan_tensor_parallel(graph.model, plan.mesh.tensor)  # raises before anything is measured
@@ -121,7 +141,9 @@ def _measure(
     else:
         with device.pinned():
             overheads = ModelOverheads(workspace_bytes=workspace_bytes(device.torch_device()))
-    return ModelCosts(profile=profile, overheads=overheads, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole)
+    return ModelCosts(
+        profile=profile, overheads=overheads, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole, experts=experts
+    )
 
 
 def _shard(plan: Plan, model: Model, graph: UnitGraph, device: Device) -> tuple[TensorTraffic, ...]:

@@ -22,6 +22,10 @@ class CostSource(Protocol):
     def tensor_sizes(self, largest: int) -> list[int]:
         """Return the tensor parallel sizes that the model supports."""
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of each mixture-of-experts layer, of which expert parallel sizes are divisors; 1 without."""
+
     def model(self, size: int, tensor: int) -> ModelCosts:
         """Return the costs of a micro-batch of that size."""
 
@@ -62,6 +66,10 @@ class MeasuredCostSource:
                 continue
             sizes.append(size)
         return sizes
+
+    @property
+    def num_experts(self) -> int:
+        return self._measure(self.small, 1).num_experts
 
     def measure_size(self, size: int, tensor: int) -> bool:
         is_known = (size, tensor) in self._measured or (size, tensor) in self._failed

@@ -40,6 +40,11 @@ class AnalyticSearch:
         """Embedding, blocks and head."""
         return self.shape.num_layers + 2
 
+    @property
+    def num_experts(self) -> int:
+        """Routed experts of a layer; 1 in a dense model."""
+        return 1 if self.shape.experts is None else self.shape.experts.num_experts
+
     def tensor_sizes(self, largest: int) -> list[int]:
         """Return the tensor parallel sizes that divide heads and feed-forward layers."""
         shape = self.shape

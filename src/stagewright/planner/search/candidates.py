@@ -33,7 +33,7 @@ class CandidateBuilder:
         self.unfit: dict[str, str] = {}  # strategy → why its first plan does not fit
         self.num_unfit = 0
         self._topologies: dict[Mesh, Topology] = {}
-        self._parameters: dict[int, int] = {}
+        self._parameters: dict[int, tuple[int, int]] = {}  # all parameters and those of experts, by tensor size
         self._latest: tuple[Plan, PlanCosts] | None = None
         self._cuts: dict[tuple[int, int, bool, tuple[float, ...]], tuple[str, ...] | None] = {}
 
@@ -41,7 +41,7 @@ class CandidateBuilder:
         """Build a candidate; None if it can't fit or can't be cut."""
         topology = self.topology(plan.mesh)
         sizes = plan_microbatch_sizes(plan)
-        overflow = parameter_overflow(plan, topology, self._parameter_bytes(plan.mesh.tensor, max(sizes)))
+        overflow = parameter_overflow(plan, topology, self._parameter_bytes(plan.mesh, max(sizes)))
         if overflow is not None:
             self._note_unfit(plan, overflow)
             return None
@@ -60,12 +60,14 @@ class CandidateBuilder:
         self.unfit.setdefault(plan.mesh.strategy, f"does not fit: {overflow}")
         self.num_unfit += 1
 
-    def _parameter_bytes(self, tensor: int, size: int) -> int:
-        """Return the bytes of all parameters on one tensor parallel worker."""
-        if tensor not in self._parameters:
-            units = self.source.model(size, tensor).profile.units
-            self._parameters[tensor] = amount_of([unit.parameter_bytes for unit in units], 0, len(units) - 1)
-        return self._parameters[tensor]
+    def _parameter_bytes(self, mesh: Mesh, size: int) -> int:
+        """Return the bytes of all parameters on one tensor and expert parallel worker."""
+        if mesh.tensor not in self._parameters:
+            model = self.source.model(size, mesh.tensor)
+            parameters = [unit.parameter_bytes for unit in model.profile.units]
+            self._parameters[mesh.tensor] = amount_of(parameters, 0, len(parameters) - 1), model.expert_bytes
+        total, experts = self._parameters[mesh.tensor]
+        return total - experts + experts // mesh.expert
 
     def _shared_costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec) -> PlanCosts:
         """Reuse the latest stage costs if the plan differs only in its schedule or codec."""
@@ -84,6 +86,7 @@ class CandidateBuilder:
             cuts=cut_indices(model.profile, plan.cuts),
             sizes=sizes,
             tensor=model.tensor,
+            experts=model.experts,
             model_overheads=model.overheads,
             engine_overheads=self.overheads,
             codecs=[codec] * (plan.num_stages - 1),

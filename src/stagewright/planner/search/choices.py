@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -40,6 +41,10 @@ class DividedModel(Protocol):
     def tensor_sizes(self, largest: int) -> list[int]:
         """Return the tensor parallel sizes that the model supports."""
 
+    @property
+    def num_experts(self) -> int:
+        """Experts of each mixture-of-experts layer, of which expert parallel sizes are divisors; 1 without."""
+
 
 def enumerate_plans(
     base: Plan, model: DividedModel, num_devices: int, space: SearchSpace
@@ -52,7 +57,7 @@ def enumerate_plans(
             microbatch_counts(-(-base.batch // mesh.data)),
             space.recomputes if base.training else ("none",),
             space.schedules if mesh.pipeline > 1 else ("1f1b",),
-            space.shards if mesh.data > 1 and mesh.pipeline == 1 and base.training else (False,),
+            space.shards if mesh.data > 1 and mesh.pipeline == mesh.expert == 1 and base.training else (False,),
             space.codecs if mesh.pipeline > 1 else ("none",),
         )
         for microbatches, recompute, schedule, shard, codec in options:
@@ -80,7 +85,10 @@ def _meshes(model: DividedModel, num_devices: int, max_tensor: int) -> Iterator[
             continue
         for pipeline in divisors:
             if pipeline <= model.num_units and num_devices % (tensor * pipeline) == 0:
-                yield Mesh(data=num_devices // (tensor * pipeline), tensor=tensor, pipeline=pipeline)
+                data = num_devices // (tensor * pipeline)
+                for expert in range(1, math.gcd(data, model.num_experts) + 1):
+                    if data % expert == model.num_experts % expert == 0:
+                        yield Mesh(data=data, tensor=tensor, pipeline=pipeline, expert=expert)
 
 
 def _is_valid(plan: Plan, num_units: int, max_graph_nodes: int | None) -> bool:

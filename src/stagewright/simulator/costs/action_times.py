@@ -26,6 +26,7 @@ _STAGE_TIMES = (
     "tensor_backward_s",
     "gather_s",
     "accumulate_s",
+    "expert_s",
 )
 
 
@@ -36,7 +37,7 @@ class ActionTimes:
     compute_s: Floats
     """Compute that scales with the samples, for one micro-batch of the profiled size."""
     tensor_s: Floats
-    """All-reduces of the tensor axis, which scale the same way."""
+    """All-reduces of the tensor axis and all-to-alls of the expert axis, which scale the same way."""
     fixed_s: Floats
     """Time independent of the samples."""
     accumulate_s: Floats
@@ -52,9 +53,10 @@ def action_times(
     contention: float,
 ) -> ActionTimes:
     """Compute the times of every stage's actions; ``recomputed``: the stages with activation checkpointing."""
-    forward, inputs, weights, tensor_forward, tensor_backward, gather, accumulate = np.array(
+    forward, inputs, weights, tensor_forward, tensor_backward, gather, accumulate, experts = np.array(
         [[getattr(stage, name) for stage in stages] for name in _STAGE_TIMES]
     )
+    tensor_forward, tensor_backward = tensor_forward + experts, tensor_backward + experts
     compute, tensor, fixed, accumulation = (np.zeros((2, len(stages), 4)) for _ in range(4))
     compute[..., FORWARD], tensor[..., FORWARD] = forward, tensor_forward
     compute[..., BACKWARD], tensor[..., BACKWARD] = inputs + weights, tensor_backward

@@ -18,6 +18,7 @@ from stagewright.errors import UsageError
 from stagewright.profiler.profile import Profile, amount_of
 from stagewright.simulator.action_graph import BACKWARD, ActionGraph, Floats
 from stagewright.simulator.costs.action_times import ActionTimes, action_times
+from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.fsdp import exposed_reduce_scatter_s
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
@@ -136,6 +137,16 @@ class PlanCosts:
                 total += sum(self.recomputed_shares) * forward
         return int(total)
 
+    def expert_row_bytes(self, worker: int) -> int:
+        """Return the bytes of the rows in a worker's all-to-alls in a step, before its own share is taken off."""
+        total = 0.0
+        for index, stage in enumerate(self.stages):
+            if stage.worker == worker:
+                passes = sum(self.shares) * (2 if self.plan.training else 1)
+                passes += sum(self.recomputed_shares) if self.recomputes(index) else 0
+                total += 2 * passes * stage.expert_row_bytes
+        return int(total)
+
     def reduce_scatter_s(self, worker: int) -> float:
         """Return the time that FSDP's reduce-scatters add to a worker's compute."""
         stages = [stage for stage in self.stages if stage.worker == worker]
@@ -153,6 +164,7 @@ def plan_costs(
     cuts: Sequence[int],
     sizes: Sequence[int],
     tensor: Sequence[TensorTraffic] | None = None,
+    experts: Sequence[ExpertTraffic] | None = None,
     model_overheads: ModelOverheads | None = None,
     engine_overheads: EngineOverheads | None = None,
     codecs: Sequence[LinkCodec] | None = None,
@@ -169,7 +181,8 @@ def plan_costs(
     units = profile.units
     bounds = list(zip((0, *(cut + 1 for cut in cuts)), (*cuts, len(units) - 1), strict=True))
     traffic = tensor or [TensorTraffic()] * len(units)
-    builder = StageCostBuilder(plan, profile, topology, traffic, model_overheads, engine_overheads, len(sizes))
+    divided = experts or [ExpertTraffic()] * len(units)
+    builder = StageCostBuilder(plan, profile, topology, traffic, model_overheads, engine_overheads, len(sizes), divided)
     workers = plan.stage_workers
     shared = shared_between_stages([unit.parameter_bytes for unit in units], bounds)
     on_one_worker = tuple(parameter for parameter in shared if workers[parameter.earlier] == workers[parameter.later])

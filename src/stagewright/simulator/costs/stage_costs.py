@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.collective import all_reduce_s
+from stagewright.simulator.collective import all_reduce_s, all_to_all_s
+from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.fsdp import copy_s, exposed_gather_s, gathered_bytes, separately_gathered_bytes
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
@@ -42,6 +43,12 @@ class StageCosts:
     tensor_forward_bytes: tuple[int, ...]
     """Bytes of each of them."""
     tensor_backward_bytes: tuple[int, ...]
+    expert_s: float
+    """All-to-alls of the expert axis in forward; as many in backward."""
+    expert_row_bytes: int
+    """Bytes that each of dispatch and combine exchanges, over all layers."""
+    expert_bytes: int
+    """Parameters of this worker's experts: part of `parameter_bytes`, but not of the all-reduce over all replicas."""
     gather_s: float
     """Exposed FSDP all-gathers in each pass, with their copies."""
     accumulate_s: float
@@ -128,6 +135,7 @@ class StageCostBuilder:
         model_overheads: ModelOverheads,
         engine_overheads: EngineOverheads,
         num_microbatches: int,
+        experts: Sequence[ExpertTraffic],
     ) -> None:
         self.plan, self.units, self.topology, self.traffic = plan, profile.units, topology, traffic
         self.model_overheads, self.engine_overheads = model_overheads, engine_overheads
@@ -140,6 +148,8 @@ class StageCostBuilder:
         self._data_group, tensor_group = topology.group("data"), topology.group("tensor")
         sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes)}
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
+        self.experts = experts
+        self._expert_group = topology.expert_group()
         # With several micro-batches, FSDP keeps gradients unsharded until the last one.
         self._gradient_share = 1 / plan.mesh.data if plan.shard and num_microbatches == 1 else 1.0
 
@@ -157,6 +167,10 @@ class StageCostBuilder:
         forward_bytes = tuple(itertools.chain.from_iterable(unit.forward_bytes for unit in traffic))
         backward_bytes = tuple(itertools.chain.from_iterable(unit.backward_bytes for unit in traffic))
         parameter_bytes, saved_bytes = self._parameters.of(first, last), self._saved.of(first, last)
+        rows = [size for unit in self.experts[first : last + 1] for size in unit.row_bytes]
+        expert_bytes = sum(unit.parameter_bytes for unit in self.experts[first : last + 1])
+        held_bytes = expert_bytes // plan.mesh.expert if plan.mesh.expert > 1 else 0
+        parameter_bytes -= expert_bytes - held_bytes if plan.mesh.expert > 1 else 0
         input_bytes = self.units[first - 1].crossing_bytes if first else units[0].recompute_saved_bytes
         # With recomputation, the loss backward is done before the stage's memory rises.
         loss_bytes = 0 if plan.recomputes(index) or last < len(self.units) - 1 else overheads.loss_kept_bytes
@@ -172,6 +186,9 @@ class StageCostBuilder:
             tensor_backward_s=sum(self._allreduce_s[size] for size in backward_bytes),
             tensor_forward_bytes=forward_bytes,
             tensor_backward_bytes=backward_bytes,
+            expert_s=self._expert_s(rows) if plan.mesh.expert > 1 else 0.0,
+            expert_row_bytes=sum(rows) if plan.mesh.expert > 1 else 0,
+            expert_bytes=held_bytes,
             gather_s=self._gather_s(units, forward_s, parameter_bytes, slowdown) if plan.shard else 0.0,
             accumulate_s=parameter_bytes * overheads.accumulate_s_per_byte * slowdown,
             parameter_bytes=parameter_bytes,
@@ -185,6 +202,11 @@ class StageCostBuilder:
             working_memory=self._working_memory(index, first, last),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
+
+    def _expert_s(self, rows: Sequence[int]) -> float:
+        """Return the time of counts, dispatch and combine of each layer."""
+        group = self._expert_group
+        return sum(all_to_all_s(group, 0) + 2 * all_to_all_s(group, size) for size in rows)
 
     def _gather_s(self, units: Sequence[UnitProfile], forward_s: float, num_bytes: int, slowdown: float) -> float:
         copy = copy_s(num_bytes, self.plan, self.model_overheads) * slowdown

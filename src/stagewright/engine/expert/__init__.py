@@ -1,0 +1,1 @@
+"""Expert parallelism: the experts of mixture-of-experts layers divided over replicas."""

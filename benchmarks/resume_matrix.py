@@ -91,7 +91,7 @@ def max_error(losses: list[float], expected: list[float]) -> float:
 
 
 def max_state_error(path: Path, expected: Path) -> float:
-    """Return the largest difference of an optimizer state of two checkpoints, relative to its tensor's largest value."""
+    """Return the largest difference of an optimizer state of two checkpoints, relative to its largest value."""
     saved, whole = Checkpoint.open(path), Checkpoint.open(expected)
     errors = [0.0]
     for name in sorted(whole.model_names()):

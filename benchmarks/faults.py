@@ -38,7 +38,7 @@ from typing import Any
 from injection import KINDS, MOMENTS, PLANS, run_here
 from injection.lanes import run_lane, run_lanes
 from injection.requirements import find_missing
-from record import write_record
+from record import machine_text, write_record
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD = DOCS / "measured" / "faults.json"
@@ -68,7 +68,7 @@ def main() -> None:
     begun_s = time.monotonic()
     output = RECORD if options.update else options.output
     rows = read_rows(output, options.seed)
-    left_out = find_missing()
+    left_out, machine = find_missing(), machine_text()
     for kind, reason in left_out.items():
         print(f"left out: {kind}: {reason}", flush=True)
     faults = choose_faults(options.faults, options.seed)
@@ -79,7 +79,7 @@ def main() -> None:
     todo.sort(key=lambda number: KINDS[faults[number]["kind"]].order)
 
     def save(row: dict[str, Any]) -> None:
-        rows[row["number"]] = row
+        rows[row["number"]] = row = {**row, "machine": machine}
         print(f"{time.monotonic() - begun_s:.0f} s", json.dumps(row), flush=True)
         if output is not None:
             settings = {"faults": options.faults, "seed": options.seed, "hang_s": options.hang_s, "left_out": left_out}
@@ -118,7 +118,8 @@ def read_rows(path: Path | None, seed: int) -> dict[int, dict[str, Any]]:
     if path is None or not path.exists():
         return {}
     record = json.loads(path.read_text())
-    return {row["number"]: row for row in record["rows"] if row["ok"]} if record["seed"] == seed else {}
+    rows = [{"machine": record["machine"], **row} for row in record["rows"] if row["ok"]]
+    return {row["number"]: row for row in rows} if record["seed"] == seed else {}
 
 
 def sorted_rows(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:

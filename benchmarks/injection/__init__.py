@@ -127,7 +127,14 @@ def inject(fault: dict[str, Any], hang_s: float, references: Path) -> dict[str, 
     ):
         clock = Path(name) / "clock.json"
         limit_s = hang_s if kind.hangs or kind.goes_on else LONG_HANG_S
-        told = {**fault, "clock": str(clock), "mount": str(root), "root": str(root), "hang_s": limit_s}
+        told = {
+            **fault,
+            "clock": str(clock),
+            "mount": str(root),
+            "root": str(root),
+            "hang_s": limit_s,
+            "hangs": kind.hangs,
+        }
         ending = {"here": run_here, "child": run_in_child, "machines": run_on_two_machines}[kind.where](told)
         begun = json.loads(clock.read_text()) if clock.exists() else {"time_s": float("nan"), "steps": 0}
         orphans = _count_orphans(root)
@@ -140,7 +147,7 @@ def inject(fault: dict[str, Any], hang_s: float, references: Path) -> dict[str, 
         may_lose = CHECKPOINT_EVERY * (2 if fault["moment"] == "checkpoint" else 1)
         deleted = fault["kind"] == "deleted folder"
         resumed = None if checkpoint is None or kind.goes_on else resume(fault["plan"], root, checkpoint)
-        # With a cut network, workers go on until they need each other; a hang begins there.
+        # A hang begins when the other worker needs the one with the fault, too.
         progress_s = [float(path.read_text()) for path in clock.parent.glob("clock.json.*")]
         end_s = ending.end_s - max([begun["time_s"], *progress_s])
         checks = {
@@ -173,8 +180,9 @@ def _names(fault: dict[str, Any], kind: Kind, error: str) -> bool:
         return True
     if fault["kind"] == "cut network":  # the store is on the first machine: there, worker 1 does not answer
         return "worker 1 " in error and "the store at 198.18." in error
+    first_line = error.partition("\n")[0]  # further lines say where the other worker is
     # Both workers write to a disk that is full or read-only: either may be the first to fail.
-    return f"worker {fault['worker']} " in error or (bool(kind.disk) and "worker " in error)
+    return f"worker {fault['worker']} " in first_line or (bool(kind.disk) and "worker " in first_line)
 
 
 @contextlib.contextmanager

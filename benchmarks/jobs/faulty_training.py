@@ -23,6 +23,7 @@ from stagewright.engine.jobs import train, training_loop
 from stagewright.engine.parallel import trainer
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
+from stagewright.files.atomic import replace_text
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
@@ -35,7 +36,8 @@ _num_steps = 0
 def run(plan: Plan, context: WorkerContext, folder: RunFolder) -> None:
     """Train, and fail as the environment says."""
     fault = json.loads(os.environ[VARIABLE])
-    if fault["kind"] == "cut network":
+    # A stopped worker goes on for a moment while it is ended.
+    if fault["hangs"] and (context.rank != fault["worker"] or fault["kind"] == "cut network"):
         threading.Thread(target=_note_progress, args=(Path(f"{fault['clock']}.{context.rank}"),), daemon=True).start()
     if context.rank == fault["worker"]:
         _count_steps()
@@ -49,12 +51,12 @@ def merge_results(plan: Plan, folder: RunFolder) -> Any:
 
 
 def _note_progress(path: Path) -> None:
-    """Write when this worker last began an action: with a cut network it goes on until it needs the other one."""
+    """Write when this worker last began an action: it goes on until it needs the one that hangs."""
     count = -1
     while True:
         if activity.count != count:
             count = activity.count
-            path.write_text(repr(time.time()))
+            replace_text(repr(time.time()), path)  # this worker may be killed meanwhile
         time.sleep(0.02)
 
 

@@ -41,26 +41,31 @@ def two_machines(bits_per_s: float | None = None, buffer_s: float = 0.02) -> Ite
     second = replace(first, name=f"sw-b-{number}", interface=f"swb{number}"[:15], address=f"198.18.{number % 250}.2")
     try:
         for machine in (first, second):
-            _ip("netns", "add", machine.name)
+            run_ip("netns", "add", machine.name)
         cable = [first.interface, "netns", first.name, "type", "veth", "peer", second.interface, "netns", second.name]
-        _ip("link", "add", *cable)
+        run_ip("link", "add", *cable)
         for machine in (first, second):
-            _ip("-n", machine.name, "address", "add", f"{machine.address}/24", "dev", machine.interface)
-            _ip("-n", machine.name, "link", "set", "lo", "up")
-            _ip("-n", machine.name, "link", "set", machine.interface, "up")
+            run_ip("-n", machine.name, "address", "add", f"{machine.address}/24", "dev", machine.interface)
+            run_ip("-n", machine.name, "link", "set", "lo", "up")
+            run_ip("-n", machine.name, "link", "set", machine.interface, "up")
             if bits_per_s is not None:
                 _shape(machine, bits_per_s, buffer_s)
         yield first, second
     finally:
         for machine in (first, second):
-            inside = subprocess.run(["ip", "netns", "pids", machine.name], capture_output=True, text=True)
-            for pid in inside.stdout.split():  # only processes that were started on this machine
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", machine.name], capture_output=True)
+            end_processes(machine.name)
 
 
-def _ip(*words: str) -> None:
+def end_processes(name: str) -> None:
+    """End the processes in a namespace, and the namespace."""
+    inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+    for pid in inside.stdout.split():  # only processes that were started on this machine
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def run_ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
 
 
@@ -70,7 +75,7 @@ def _shape(machine: Machine, bits_per_s: float, buffer_s: float) -> None:
     """
     burst = max(bits_per_s / 8 * 2e-4, 2**14)
     queue = max(bits_per_s / 8 * buffer_s, 2**18)
-    _ip("-n", machine.name, "link", "set", machine.interface, "mtu", "9000")
+    run_ip("-n", machine.name, "link", "set", machine.interface, "mtu", "9000")
     words = ["rate", f"{bits_per_s:.0f}bit", "burst", f"{burst:.0f}", "limit", f"{queue:.0f}"]
     command = ["tc", "-n", machine.name, "qdisc", "add", "dev", machine.interface, "root", "tbf", *words]
     subprocess.run(command, check=True, capture_output=True, timeout=60)

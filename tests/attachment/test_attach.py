@@ -3,6 +3,7 @@
 import gc
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,57 @@ def test_nothing_stays_behind(recorded: tuple[Attached, RunFolder]) -> None:
     assert len(list(folder.metrics(0))) == before
     assert sw.attach(folder.path.parent) is not run
     sw.attach(folder.path.parent).stop()
+
+
+def test_no_profile_ends_inside_a_span_that_it_has_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end would be written to freed memory. Optimizers step in a span; the last profile ends in one of the user."""
+    open_spans: list[set[str]] = []
+    now: set[str] = set()
+    spans, stop = torch.profiler.record_function, torch.profiler.profile.stop
+    enter, leave = spans.__enter__, spans.__exit__
+
+    def entered(span: Any) -> Any:
+        now.add(span.name)
+        return enter(span)
+
+    def left(span: Any, *error: Any) -> None:
+        leave(span, *error)
+        now.discard(span.name)
+
+    monkeypatch.setattr(spans, "__enter__", entered)
+    monkeypatch.setattr(spans, "__exit__", left)
+    monkeypatch.setattr(torch.profiler.profile, "stop", lambda self: (open_spans.append(set(now)), stop(self)))
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with spans("training"):  # began before any profile
+        run = sw.attach(tmp_path, profile_steps=[2, 5, 8])
+        for step in range(1, 10):
+            with spans("step"):
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step == 9:
+                    run.stop()
+                    assert len(open_spans) == 2, "the third profile waits for the span"
+    assert open_spans == [{"training"}] * 3
+    assert (spans.__enter__, spans.__exit__) == (entered, left), "nothing stays behind"
+    assert run.path is not None
+    assert sorted(path.name for path in run.path.glob("workers/0/step-*")) == ["step-000002.json", "step-000005.json"]
+
+
+def test_an_optimizer_that_steps_in_backward_is_profiled_until_backward_has_ended(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    run = sw.attach(tmp_path, profile_steps=[2, 6])
+    for _ in range(12):
+        (weight.square().sum()).backward()
+        with torch.profiler.record_function("between two steps"):
+            pass
+        assert (run._profiler is None) == (run._step not in (1, 2, 3, 5, 6, 7))
+    run.stop()
+    assert run.path is not None
+    assert len(list(run.path.glob("workers/0/step-*"))) == 2
 
 
 def test_it_is_a_callback_of_trainers(tmp_path: Path) -> None:

@@ -65,8 +65,12 @@ def test_a_record_is_continued_and_wrong_rows_are_run_again(tmp_path: Path) -> N
 
     path = tmp_path / "faults.json"
     assert read_rows(path, 0) == {}
-    path.write_text(json.dumps({"seed": 3, "rows": [{"number": 4, "ok": True}, {"number": 7, "ok": False}]}))
-    assert read_rows(path, 3) == {4: {"number": 4, "ok": True}}
+    rows = [{"number": 4, "ok": True}, {"number": 7, "ok": False}, {"number": 9, "ok": True, "machine": "b"}]
+    path.write_text(json.dumps({"seed": 3, "machine": "a", "rows": rows}))
+    assert read_rows(path, 3) == {
+        4: {"number": 4, "ok": True, "machine": "a"},
+        9: {"number": 9, "ok": True, "machine": "b"},
+    }
     assert read_rows(path, 0) == {}
 
 

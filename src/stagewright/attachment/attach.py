@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from torch.optim.optimizer import Optimizer
 
 from stagewright.attachment import hooks
 from stagewright.attachment.folder import create_folder, finish_folder
+from stagewright.attachment.open_spans import OpenSpans
 from stagewright.errors import StagewrightError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.runs.worker_folder import WorkerFolder
@@ -95,6 +96,7 @@ class Attached:
         self._is_stopped = False
         self._clear()
         self._hooks: ExitStack = hooks.install(self)
+        self._spans = OpenSpans(self._hooks)
         atexit.register(self.stop)
 
     @property
@@ -108,14 +110,15 @@ class Attached:
         if self._is_stopped:
             return
         self._is_stopped = True
-        self._hooks.close()
         atexit.unregister(self.stop)
         if _current is self:
             _current = None
         try:
             if self._profiler is not None:
-                self._span.__exit__(None, None, None)
-                self._profiler.stop()
+                self._end_span()
+                profiler = self._profiler
+                self._spans.call_when_ended(lambda: self._try(profiler.stop))
+            self._hooks.close()
             if self._worker is not None:
                 self._flush()
                 self._worker.close()
@@ -132,11 +135,7 @@ class Attached:
             self._main = weakref.ref(optimizer)
         elif main is not optimizer:
             return  # a step ends with the first of several optimizers
-        try:
-            self._end_step()
-        except (StagewrightError, OSError, RuntimeError) as error:
-            _warn(error)
-            self.stop()
+        self._try(self._end_step)
 
     def batch_loaded(self, seconds: float, batch: Any) -> None:
         self._loading_s += seconds
@@ -169,6 +168,14 @@ class Attached:
             return "stagewright.attach"
         raise AttributeError(name)
 
+    def _try(self, function: Callable[[], None]) -> None:
+        """Call a function; its error ends the recording, not the user's run."""
+        try:
+            function()
+        except (StagewrightError, OSError, RuntimeError) as error:
+            _warn(error)
+            self.stop()
+
     def _end_step(self) -> None:
         now_s = time.perf_counter()
         self._step += 1
@@ -176,17 +183,27 @@ class Attached:
             self._open()
         else:
             self._write(now_s - self._begin_s, profiled=self._profiler is not None)
+        is_last = self._profiler is not None and self._step - self._profile_begin + 1 >= WINDOW
         if self._profiler is not None:
-            self._span.__exit__(None, None, None)
-            if self._step - self._profile_begin + 1 == WINDOW:
-                self._end_profile()
-            else:
+            self._end_span()
+            if not is_last:
                 self._begin_span()
         self._clear()
-        if self._step + 1 in self._profile_steps and self._profiler is None:
-            self._begin_profile()
         self._begin_s = time.perf_counter()
         self._spent_s = self._begin_s - now_s
+        if is_last or (self._profiler is None and self._step + 1 in self._profile_steps):
+            self._spans.call_when_ended(lambda: self._try(self._change_profile))
+
+    def _change_profile(self) -> None:
+        """End a profile that has all of its steps, and begin one where the next step is profiled."""
+        begin_s = time.perf_counter()
+        if self._profiler is not None and self._step - self._profile_begin + 1 >= WINDOW:
+            self._end_profile()
+        if self._step + 1 in self._profile_steps and self._profiler is None:
+            self._begin_profile()
+        spent_s = time.perf_counter() - begin_s
+        self._begin_s += spent_s
+        self._spent_s += spent_s
 
     def _write(self, step_s: float, *, profiled: bool) -> None:
         loss = {} if self._loss is None else {"loss": self._loss}
@@ -249,11 +266,16 @@ class Attached:
             return  # the script itself is profiling
         self._profiler = profiler
         self._profile_begin = self._step + 1
+        self._spans.watch()
         self._begin_span()
 
     def _begin_span(self) -> None:
-        self._span = torch.profiler.record_function(f"ProfilerStep#{self._step + 1}")
-        self._span.__enter__()
+        self._span = self._spans.begin(f"ProfilerStep#{self._step + 1}")
+
+    def _end_span(self) -> None:
+        if self._span is not None:
+            self._spans.end(self._span)
+            self._span = None
 
     def _end_profile(self) -> None:
         assert self._profiler is not None

@@ -192,6 +192,7 @@ class TrainingLoop:
     def end_epoch(self) -> None:
         progress = self.progress
         start = time.perf_counter()
+        activity.begin("evaluate")  # no longer the last step's all-reduce, in which a worker would seem to wait
         loss, metric = self.evaluate(self.evaluation_samples)
         row = {
             "epoch": math.ceil(progress.step / self.steps_per_epoch),

@@ -92,7 +92,10 @@ _PLAN: dict[str, Reader] = {
 def read_plan(path: str | Path) -> Plan:
     """Read and check a plan file."""
     if not Path(path).exists():
-        raise UsageError(f"no plan {path}; create it with `stagewright plan MODEL -o {shlex.quote(str(path))}`")
+        if Path(path).suffix == ".toml":
+            raise UsageError(f"no plan {path}; create it with `stagewright plan MODEL -o {shlex.quote(str(path))}`")
+        model = shlex.quote(str(path))
+        raise UsageError(f"no plan file {path}; for a model, write one first: `stagewright plan {model} -o plan.toml`")
     return plan_from_table(load_toml(path), str(path))
 
 

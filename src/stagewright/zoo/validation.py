@@ -8,6 +8,7 @@ Commands run these checks before they create a folder or a process. Other errors
 
 from __future__ import annotations
 
+import ast
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,10 +37,22 @@ def check_name(name: str, weights: str | None = None) -> None:
     elif not colon and "." in name and has_module(name.rpartition(".")[0]):
         module, _, factory = name.rpartition(".")
         raise UsageError(f"unknown model {name!r}; write a factory with a colon: {module}:{factory}")
+    elif not colon and name not in catalog.names() and (file := Path(f"{name.removesuffix('.py')}.py")).is_file():
+        raise UsageError(f"{name!r} is a file; name the function in it that returns the model: {_factories(file)}")
     else:
         catalog.entry_and_layers(name)
     if weights is not None and weights != "random":
         check_folder(Path(weights).expanduser(), config=False)
+
+
+def _factories(file: Path) -> str:
+    """Return how to name the functions of a file of the current folder; reads it without running it."""
+    try:
+        functions = [node.name for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.FunctionDef)]
+    except (SyntaxError, ValueError):
+        functions = []
+    public = [name for name in functions if not name.startswith("_")]
+    return " or ".join(f"{file.stem}:{name}" for name in (public or ["function"])[:3])
 
 
 def check_model(name: str, weights: str | None, options: Options) -> Blueprint | None:

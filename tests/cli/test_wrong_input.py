@@ -113,7 +113,10 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("train digits-vit", "missing argument 'TASK'"),
         ("compare my_shop.plain", "write a factory with a colon: my_shop:plain"),
         ("compare my_shop", "'my_shop' is a file; name the function in it that returns the model: my_shop:"),
-        ("forecast my_shop:plain", "no plan file my_shop:plain; for a model, write one first: `stagewright plan my_shop:"),
+        (
+            "forecast my_shop:plain",
+            "no plan file my_shop:plain; for a model, write one first: `stagewright plan my_shop:",
+        ),
         ("compare digits-vit --strategy ,", "--strategy ',' names none"),
         ("compare digits-vit --strategy serial;dat", "unknown strategy 'dat'; did you mean 'data'"),
         ("train digits-vit digits --save-weights my_shop.py", "--save-weights my_shop.py is a file; name a folder"),

@@ -48,6 +48,19 @@ def test_table_has_measured_forecast_and_published() -> None:
     assert rows[5]["source"] == "forecast"
 
 
+def test_cuts_are_one_sentence_for_all_numbers_of_stages_with_the_same_groups() -> None:
+    parts = stages_parts()
+    assert (
+        "Inference, 2 stages: parameters, macs, balance 0.80; blocks, balance 0.98. Inference, 4 stages"
+        in answer_to(concluded(parts), "Where does each policy")
+    )
+    splits = parts["profile-inference"]["splits"]
+    splits["4"]["macs"] = {**splits["4"]["macs"], "cut_names": splits["4"]["parameters"]["cut_names"]}
+    assert answer_to(concluded(parts), "Where does each policy") == (
+        "Inference, 2 and 4 stages: parameters, macs, balance 0.80 and 0.90; blocks, balance 0.98 and 0.90."
+    )
+
+
 def test_the_best_policy_is_the_one_that_was_fastest() -> None:
     text = answer_to(concluded(stages_parts()), "Which policy")
     assert "blocks 1.59 × and parameters, macs 1.24 ×. The best policy is blocks." in text

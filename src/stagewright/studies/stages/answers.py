@@ -55,19 +55,21 @@ def _cuts(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         if saved is None:
             yield f"{mode.capitalize()}: unknown, since the model was not profiled."
             continue
+        alike: dict[tuple[str, ...], dict[int, list[str]]] = {}
         for count in options["stages"]:
-            splits = saved["splits"][str(count)]
-            text = "; ".join(
-                f"{names} after {joined(split['cut_names'])} (balance {split['balance']:.2f})"
-                for names, split in groups_of(splits)
-            )
-            if text:
-                yield f"{mode.capitalize()}, {count} stages: {text}."
+            groups = groups_of(saved["splits"][str(count)])
+            balances = [f"{split['balance']:.2f}" for _, split in groups]
+            if groups:
+                alike.setdefault(tuple(names for names, _ in groups), {})[count] = balances
             yield from (
                 f"{mode.capitalize()}: {policy} can't split the model into {count} stages: {split['error']}."
-                for policy, split in splits.items()
+                for policy, split in saved["splits"][str(count)].items()
                 if "error" in split
             )
+        for names, balances_of in alike.items():
+            columns = zip(*balances_of.values(), strict=True)
+            parts = (f"{name}, balance {joined(column)}" for name, column in zip(names, columns, strict=True))
+            yield f"{mode.capitalize()}, {joined(map(str, balances_of))} stages: {'; '.join(parts)}."
 
 
 def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:

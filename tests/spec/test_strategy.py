@@ -10,21 +10,23 @@ from stagewright.spec.strategy import parse_strategy
 
 
 @pytest.mark.parametrize(
-    ("text", "mesh", "is_fsdp"),
+    ("text", "mesh", "zero"),
     [
-        ("serial", Mesh(), False),
-        ("dp", Mesh(data=4), False),
-        ("ddp", Mesh(data=4), False),
-        ("tp", Mesh(tensor=4), False),
-        ("pp", Mesh(pipeline=4), False),
-        ("fsdp", Mesh(data=4), True),
-        ("fsdp=2", Mesh(data=2), True),
-        ("dp=2,pp=2", Mesh(data=2, pipeline=2), False),
-        ("fsdp=2,tp=2", Mesh(data=2, tensor=2), True),
+        ("serial", Mesh(), 0),
+        ("dp", Mesh(data=4), 0),
+        ("ddp", Mesh(data=4), 0),
+        ("tp", Mesh(tensor=4), 0),
+        ("pp", Mesh(pipeline=4), 0),
+        ("fsdp", Mesh(data=4), 3),
+        ("fsdp=2", Mesh(data=2), 3),
+        ("dp=2,pp=2", Mesh(data=2, pipeline=2), 0),
+        ("fsdp=2,tp=2", Mesh(data=2, tensor=2), 3),
+        ("zero1", Mesh(data=4), 1),
+        ("zero2=2,pp=2", Mesh(data=2, pipeline=2), 2),
     ],
 )
-def test_names(text: str, mesh: Mesh, is_fsdp: bool) -> None:
-    assert parse_strategy(text, 4) == (mesh, is_fsdp)
+def test_names(text: str, mesh: Mesh, zero: int) -> None:
+    assert parse_strategy(text, 4) == (mesh, zero)
 
 
 def test_an_unknown_one_offers_the_nearest() -> None:

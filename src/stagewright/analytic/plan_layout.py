@@ -37,7 +37,7 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         virtual=stages if mesh.pipeline > 1 else 1,
         microbatch=max(1, math.ceil(plan.batch / (mesh.data * plan.microbatches))),
         microbatches=plan.microbatches,
-        zero=3 if plan.shard else 0,
+        zero=3 if plan.shard else plan.zero,
         recompute="none" if plan.recompute == "none" else "full",
         # A stage is recomputed as a whole.
         checkpoint_segments=stages,

@@ -19,6 +19,7 @@ from stagewright.runs.run_folder import check_root
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.strategy import sharding_name
 
 DEFAULT_BATCH = 32
 DEFAULT_STRATEGIES = ("serial", "data", "tensor", "pipeline")
@@ -72,7 +73,7 @@ def compare(
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``codec``, ``optimizer``, ``training``, ``precision``,
+            (``schedule``, ``recompute``, ``shard``, ``zero``, ``codec``, ``optimizer``, ``training``, ``precision``,
             ``compile``, ``steps``, …).
 
     Example:
@@ -131,9 +132,12 @@ def compare_strategies(
         progress.note(f"only one device, {base.devices[0]}: the baseline runs alone; use two, like --devices 2")
     if base.shard and not any(plan.shard for plan in plans):
         progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategy")
+    if base.zero and not any(plan.zero for plan in plans):
+        progress.note("--zero applies to data parallelism, and no strategy here has it: add data to --strategy")
 
     def report(plan: Plan, text: str) -> None:
-        progress.note(f"{plan.mesh.strategy}{' (FSDP)' if plan.shard else ''}: {text} …")
+        sharding = sharding_name(plan.shard, plan.zero)
+        progress.note(f"{plan.mesh.strategy}{f' ({sharding})' if sharding else ''}: {text} …")
 
     rows = run_plans(plans, root, rounds=rounds, progress=report, hang_s=hang_s)
     if all(row.refused for row in rows):

@@ -118,7 +118,7 @@ def train(
         max_restarts: How often a run that lost a worker goes on from its last checkpoint by itself.
         progress: Receives notes while it trains.
         options: Options of the plan (``mesh``, which may also be a strategy such as fsdp, ``epochs``, ``batch``,
-            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``clip``,
+            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``zero``, ``clip``,
             ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``, ``momentum``,
             ``weight_decay``, ``lr_schedule``, ``lr_warmup_steps``) and of the model (``image_size``, …).
 
@@ -219,8 +219,8 @@ def _plan(
     size = given.pop("micro_batch_size", None)
     about, given = split_options(given)
     if isinstance(given.get("mesh"), str):
-        given["mesh"], is_fsdp = parse_strategy(given["mesh"], num_devices)
-        given |= {"shard": True} if is_fsdp else {}
+        given["mesh"], zero = parse_strategy(given["mesh"], num_devices)
+        given |= {"shard": True} if zero == 3 else {"zero": zero} if zero else {}
     if size is not None:
         if "microbatches" in given:
             raise UsageError(

@@ -55,7 +55,7 @@ def export_accelerate(source: ExportInput) -> ExportedConfig:
 
 
 def export_deepspeed(source: ExportInput) -> ExportedConfig:
-    """Return DeepSpeed's JSON: ZeRO-3 for FSDP, gradient accumulation for micro-batches."""
+    """Return DeepSpeed's JSON: the ZeRO stage (3 for FSDP), gradient accumulation for micro-batches."""
     plan, mesh = source.plan, source.plan.mesh
     _refuse_pipeline(source, "DeepSpeed's JSON")
     optimizer = plan.optimizer
@@ -67,7 +67,7 @@ def export_deepspeed(source: ExportInput) -> ExportedConfig:
         "train_micro_batch_size_per_gpu": source.microbatch_size,
         "gradient_accumulation_steps": plan.microbatches,
         "optimizer": {"type": {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer.name], "params": parameters},
-        "zero_optimization": {"stage": 3 if plan.shard else 0},
+        "zero_optimization": {"stage": 3 if plan.shard else plan.zero},
         "bf16": {"enabled": plan.precision in ("bf16", "bf16-mixed")},
         "fp16": {"enabled": plan.precision == "fp16-mixed"},
     }

@@ -54,7 +54,9 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
         else:
             flags += ["use-torch-fsdp2", "no-gradient-accumulation-fusion", "untie-embeddings-and-output-weights"]
     elif mesh.data > 1:
-        flags.append("overlap-grad-reduce")
+        flags += ["overlap-grad-reduce", *(["use-distributed-optimizer"] if plan.zero else [])]
+        if plan.zero == 2:
+            omitted.append("Megatron-LM's distributed optimizer is ZeRO-1: gradients are not sharded.")
     if mesh.data * mesh.pipeline * mesh.tensor > 1:
         omitted.append("Megatron-LM orders ranks tensor, data, pipeline; this plan has pipeline stages innermost.")
     omitted.append("Set the model's width, heads, vocabulary and data yourself.")

@@ -246,7 +246,7 @@ def _other_meshes(plan: Plan, min_samples: int) -> Iterator[tuple[str, Plan]]:
     data, tensor, pipeline = plan.mesh.data, plan.mesh.tensor, plan.mesh.pipeline
     for mesh in dict.fromkeys((Mesh(data=data * pipeline, tensor=tensor), Mesh(data=plan.mesh.num_workers))):
         if mesh != plan.mesh and plan.batch >= min_samples * mesh.data:
-            changed = replace(baseline_plan(plan, mesh, 1), recompute=plan.recompute, shard=plan.shard)
+            changed = replace(baseline_plan(plan, mesh, 1), recompute=plan.recompute, shard=plan.shard, zero=plan.zero)
             yield f"{mesh} instead of {plan.mesh}", changed
     stages = max(data, tensor)
     count = 2 * stages * plan.microbatches

@@ -136,12 +136,13 @@ def fit_strategies(
             replace(
                 default,
                 mesh=mesh,
-                shard=shard,
+                shard=zero == 3,
+                zero=zero % 3,
                 recompute=recompute,
                 microbatches=microbatches if mesh.pipeline > 1 else 1,
             ),
         )
-        for strategy, mesh, shard in _strategies(num_devices)
+        for strategy, mesh, zero in _strategies(num_devices)
         for recompute in ("none", "always")
     ]
     minimums = [_min_size(plan, kind) for _, plan in plans]
@@ -153,14 +154,15 @@ def fit_strategies(
     ]
 
 
-def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, bool]]:
-    strategies = [("serial", Mesh(), False)]
+def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, int]]:
+    """Return the name, mesh and ZeRO stage of each strategy."""
+    strategies = [("serial", Mesh(), 0)]
     if num_devices > 1:
         strategies += [
-            ("data", Mesh(data=num_devices), False),
-            ("data, sharded", Mesh(data=num_devices), True),
-            ("tensor", Mesh(tensor=num_devices), False),
-            ("pipeline", Mesh(pipeline=num_devices), False),
+            ("data", Mesh(data=num_devices), 0),
+            ("data, sharded", Mesh(data=num_devices), 3),
+            ("tensor", Mesh(tensor=num_devices), 0),
+            ("pipeline", Mesh(pipeline=num_devices), 0),
         ]
     return strategies
 

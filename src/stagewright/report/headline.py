@@ -14,6 +14,7 @@ from stagewright.quantity import format_bytes
 from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
+from stagewright.spec.strategy import sharding_name
 from stagewright.trace.breakdown import breakdown, mean_parts
 from stagewright.trace.events import Trace
 from stagewright.trace.read import read_trace
@@ -38,8 +39,8 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        if self.result.shard:
-            return "FSDP"
+        if sharding := sharding_name(self.result.shard, self.result.zero):
+            return sharding
         return "one device" if self.result.strategy == "serial" else f"{self.result.strategy} parallel"
 
 
@@ -147,6 +148,8 @@ def _collective(result: RunResult) -> tuple[str, str]:
         return "exposed all-reduces of activations take", "faster links, or data or pipeline parallelism between hosts"
     if result.shard:
         return "exposed all-gathers and reduce-scatters take", f"--batch {2 * result.batch}, or no --shard if it fits"
+    if result.zero:
+        return "exposed all-gathers and reduce-scatters take", f"--batch {2 * result.batch}, or no --zero if it fits"
     return "the exposed gradient all-reduce takes", f"--batch {2 * result.batch}, which has more compute per all-reduce"
 
 

@@ -187,6 +187,8 @@ class RunResult:
     """serial, data, tensor, pipeline, or several with ×."""
     shard: bool = False
     """Whether replicas use FSDP."""
+    zero: int = 0
+    """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
     workers: int = 0
     batch: int = 0
     """Samples in a step, over all workers."""
@@ -211,6 +213,8 @@ class RunResult:
     whole_batch: WholeBatchLoss | None = None
     compiled: CompileReport | None = None
     """What was compiled; None without compilation."""
+    replicated: str = ""
+    """Why tensor parallel workers all compute some layers, which can't be split; "" if there are none."""
     peak_memory_bytes: tuple[int, ...] = ()
     """Peak memory of each worker."""
     process_peak_bytes: tuple[int | None, ...] = ()
@@ -273,6 +277,7 @@ class RunResult:
         about = {
             "strategy": plan.mesh.strategy,
             "shard": plan.shard,
+            "zero": plan.zero,
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,
             "microbatches": plan.microbatches,
@@ -318,7 +323,7 @@ class RunResult:
         return replace(result, history=history, extra=extra)
 
 
-_PLAN_KEYS = ("strategy", "shard", "workers", "batch", "microbatches", "schedule")
+_PLAN_KEYS = ("strategy", "shard", "zero", "workers", "batch", "microbatches", "schedule")
 _TIMED_KEYS = (
     *("stages", "cuts", "training", "samples_per_s", "samples_per_s_spread", "latency_s", "equal", "parity"),
     *("loss_source", "whole_batch", "peak_memory_bytes", "process_peak_bytes", "memory", "link_bytes"),

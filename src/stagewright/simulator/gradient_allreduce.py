@@ -61,9 +61,10 @@ def predict_gradient_allreduce(costs: PlanCosts, times: StepTimes, worker: int) 
     compute_end = times.worker_end_s(worker)
     if plan.mesh.data == 1 or not plan.training:
         return AllReduceTimes(end_s=compute_end)
-    if plan.shard:
+    if plan.shard or plan.zero:
         end = compute_end + costs.reduce_scatter_s(worker)
-        gradients = AllReduceTimes(spans_s=((compute_end, end),), end_s=end, num_bytes=_fsdp_bytes(costs, worker))
+        num_bytes = _zero_bytes(costs, worker) if plan.zero else _fsdp_bytes(costs, worker)
+        gradients = AllReduceTimes(spans_s=((compute_end, end),), end_s=end, num_bytes=num_bytes)
     else:
         gradients = _with_experts(costs, worker, _overlap_buckets(costs, times, worker, compute_end))
     return _with_statistics(costs, worker, gradients)
@@ -106,6 +107,16 @@ def _fsdp_bytes(costs: PlanCosts, worker: int) -> int:
     return sum(stage.parameter_bytes * (count + 1) + stage.separate_bytes * count for stage in stages)
 
 
+def _zero_bytes(costs: PlanCosts, worker: int) -> int:
+    """Return the bytes of ZeRO's collectives: its reduce-scatters, and the all-gather after the optimizer step."""
+    own = [index for index, stage in enumerate(costs.stages) if stage.worker == worker]
+    sent = sum(costs.stages[index].parameter_bytes for index in own) * costs.num_reduce_scatters
+    shared = [entry for entry in costs.shared_parameters if entry.later in own]
+    if costs.num_reduce_scatters == 1:  # in ZeRO-2, each stage that holds a parameter sends its gradient
+        sent -= sum(entry.num_bytes for entry in shared)
+    return sent + costs.held_parameter_bytes(worker)
+
+
 def min_exposed_allreduce_s(costs: PlanCosts, worker: int, backward_s: float) -> float:
     """Return a lower bound on the exposed all-reduce after a worker's last action, for any order of its actions.
 
@@ -114,7 +125,7 @@ def min_exposed_allreduce_s(costs: PlanCosts, worker: int, backward_s: float) ->
     plan = costs.plan
     if plan.mesh.data == 1 or not plan.training:
         return 0.0
-    if plan.shard:
+    if plan.shard or plan.zero:
         exposed_s = costs.reduce_scatter_s(worker)
     else:
         # The buckets of the stage that ends last start at its end; with a single stage, inside its last backward.

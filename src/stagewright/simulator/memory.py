@@ -33,6 +33,7 @@ from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
 from stagewright.simulator.step_times import StepTimes
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
+from stagewright.spec.zero import bucket_bytes
 
 # Fields of StageWorkingMemory that `_ActionRows.rises` reads.
 _RISES = (
@@ -87,9 +88,9 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     """Predict the memory of the worker at a pipeline index."""
     plan, stages, overheads = costs.plan, costs.stages, costs.model_overheads
     own = [index for index, stage in enumerate(stages) if stage.worker == worker]
-    num_shards = plan.mesh.data if plan.shard else 1
-    repeated = sum(parameter.num_bytes for parameter in costs.shared_parameters if parameter.later in own)
-    parameters = -(-(sum(stages[index].parameter_bytes for index in own) - repeated) // num_shards)
+    num_shards = plan.mesh.data if plan.shard or plan.zero else 1
+    shard = -(-costs.held_parameter_bytes(worker) // num_shards)
+    parameters = costs.held_parameter_bytes(worker) if plan.zero else shard
     states = num_optimizer_states(plan)
     buffers = sum(stages[index].buffer_bytes for index in own)
     messages = _posted_bytes(costs, own) + _in_flight_bytes(costs, own)
@@ -97,22 +98,24 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     has_working = any(stages[index].working_memory != NO_WORKING_MEMORY for index in own)
     # DistributedDataParallel's buckets hold the gradients of a single stage permanently.
     bucketed = has_working and costs.copies_gradients
-    fixed = parameters * (1 + states) + buffers + messages + gathered
+    fixed = parameters + shard * states + buffers + messages + gathered
     fixed += (overheads.workspace_bytes if has_working else 0) + (parameters if bucketed else 0)
-    # With several micro-batches, FSDP keeps gradients unsharded until the last; a CPU's count does not include that.
-    gradient_shards = 1 if has_working and len(costs.shares) > 1 else num_shards
+    # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last; a CPU's count does not
+    # include FSDP's.
+    is_accumulated = len(costs.shares) > 1 and (plan.zero == 1 or (plan.shard and has_working))
+    gradient_shards = 1 if is_accumulated else num_shards
     if plan.training:
         rows = _ActionRows(costs, times, worker, own)
         changes = _training_changes(costs, rows, num_shards, gradient_shards, bucketed=bucketed)
     else:
         changes = _inference_changes(costs, own)
     held = fixed + np.cumsum(changes.total)
-    optimizer = int(parameters * overheads.optimizer_working_share) if has_working and plan.training else 0
+    optimizer = int(shard * overheads.optimizer_working_share) if has_working and plan.training else 0
     end = int(held[-1]) if len(held) else fixed
     return WorkerMemory(
         parameters_bytes=parameters,
-        gradients_bytes=parameters if plan.training else 0,
-        optimizer_bytes=parameters * states,
+        gradients_bytes=shard if plan.training else 0,
+        optimizer_bytes=shard * states,
         buffers_bytes=buffers,
         activations_bytes=changes.peak_activations,
         messages_bytes=messages,
@@ -205,6 +208,13 @@ def _training_changes(
     last = rows.ends & (rows.microbatch == last_microbatch)
     events.add(last & (gradient_shards != num_shards), rows.end, rest=parameters // num_shards - parameters)
     events.add(last & (bucketed and not in_place), rows.end, rest=-parameters)
+    if costs.plan.zero:
+        scatters = rows.ends & (last | (costs.plan.zero == 2))
+        for in_flight, times in zip(
+            _zero_in_flight(costs, rows), (rows.start + 0.25 * duration, rows.end), strict=True
+        ):
+            events.add(scatters, times, rest=in_flight)
+            events.add(scatters, times, rest=-in_flight)
     times_s, activations, total = events.in_order()
     return _Changes(
         times_s=times_s,
@@ -212,6 +222,23 @@ def _training_changes(
         peak_activations=int(np.cumsum(activations).max(initial=0)),
         peak_working=int(rises.max(initial=0)),
     )
+
+
+def _zero_in_flight(costs: PlanCosts, rows: _ActionRows) -> tuple[Integers, Integers]:
+    """Return the memory of ZeRO's reduce-scatters above shards and activations, early in a backward and at its end.
+
+    One bucket is in flight, with a buffer for its result, while another fills up. By the time that the first is sent,
+    backward has freed the activations of its layers. With several stages or a split backward, the gradients of a stage
+    are sent when its backward is done.
+    """
+    parameters = rows.of_stage("parameter_bytes")
+    bucket = bucket_bytes(int(parameters[np.unique(rows.index, return_index=True)[1]].sum()))
+    if len(np.unique(rows.index)) > 1 or (rows.kind == BACKWARD_WEIGHT).any():
+        return np.zeros_like(parameters), parameters + 2 * bucket
+    is_accumulated = costs.plan.zero == 1 and len(costs.shares) > 1  # full gradients are counted already
+    freed = bucket * (rows.saved + rows.recomputed) // np.maximum(1, parameters)
+    early: Integers = np.maximum(0, bucket * (2 if is_accumulated else 5) // 2 - freed)
+    return early, np.minimum(3 * parameters, (2 if is_accumulated else 3) * bucket)
 
 
 def _allocated_gradients(costs: PlanCosts, rows: _ActionRows, allocates: npt.NDArray[np.bool_]) -> Integers:

@@ -71,7 +71,10 @@ def step_end_s(costs: PlanCosts, ends: list[float]) -> float:
     plan, overheads = costs.plan, costs.engine_overheads
     if not plan.training:
         return max(ends) + overheads.step_s * plan.steps
-    done = [end + optimizer_s(costs, worker) for worker, end in enumerate(_gradients_ready_s(costs, ends))]
+    done = [
+        end + optimizer_s(costs, worker) + costs.parameter_gather_s(worker)
+        for worker, end in enumerate(_gradients_ready_s(costs, ends))
+    ]
     loss_s = all_reduce_s(costs.topology.group("data"), 8.0) if plan.mesh.data > 1 else 0.0
     return max(done) + loss_s + overheads.step_s + overheads.chunk_s * len(costs.shares)
 
@@ -94,7 +97,7 @@ def optimizer_s(costs: PlanCosts, worker: int) -> float:
     if not costs.plan.training:
         return 0.0
     num_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
-    num_shards = costs.plan.mesh.data if costs.plan.shard else 1
+    num_shards = costs.plan.mesh.data if costs.plan.shard or costs.plan.zero else 1
     slowdown = costs.contention / costs.topology.speeds()[worker]
     return num_bytes / num_shards * costs.model_overheads.optimizer_s_per_byte * slowdown
 
@@ -106,6 +109,7 @@ def _predict_worker(
     actions = float((times.end_s[rows] - times.start_s[rows]).sum())
     tensor = float(times.collective_s[rows].sum())
     data = max(0.0, allreduce.end_s - times.worker_end_s(worker) - allreduce.slowed_s)
+    data += costs.parameter_gather_s(worker)
     optimizer = optimizer_s(costs, worker)
     compute = actions - tensor + allreduce.slowed_s
     sent, received = times.sent_by(worker), times.received_by(worker)
@@ -175,7 +179,7 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
     for worker, allreduce in enumerate(allreduces):
         add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
         add("expert", worker, plan.mesh.expert, costs.expert_row_bytes(worker), passes=1)
-        add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=1 if plan.shard else 2)
+        add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=1 if plan.shard or plan.zero else 2)
         if plan.training and worker in (0, plan.mesh.pipeline - 1):
             add("tied", worker, 2, costs.tied_bytes)
     return tuple(uses)
@@ -217,6 +221,8 @@ def _segments(
         for start, end in allreduce.spans_s:
             add(worker, "data", "all-reduce", -1, -1, start, end)
         if costs.plan.training:
-            add(worker, "compute", "optimizer", -1, -1, ends[worker], ends[worker] + optimizer_s(costs, worker))
+            stepped = ends[worker] + optimizer_s(costs, worker)
+            add(worker, "compute", "optimizer", -1, -1, ends[worker], stepped)
+            add(worker, "data", "all-gather", -1, -1, stepped, stepped + costs.parameter_gather_s(worker))
     segments.sort(key=lambda segment: (segment.worker, segment.stream, segment.start_s))
     return tuple(segments)

@@ -210,6 +210,8 @@ class Plan:
     stage."""
     shard: bool = False
     """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
+    zero: int = 0
+    """ZeRO stage of replicas that hold all parameters: 1 shards optimizer states, 2 also gradients; 3 is `shard`."""
     codec: str | tuple[str, ...] = "none"
     """Compression of activations between stages, and of their gradients unless `codec_backward` is set: a codec name,
     "auto" (chosen on the first batch by measured benefit), or one per cut."""
@@ -277,6 +279,11 @@ class Plan:
     def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
         """Data type of most operations."""
         return self.autocast_dtype or self.dtype
+
+    @property
+    def communicates_every_microbatch(self) -> bool:
+        """Whether replicas communicate in each micro-batch: FSDP, ZeRO-2 and expert parallelism."""
+        return self.shard or (self.training and self.zero == 2) or self.mesh.expert > 1
 
     @property
     def resolved_placement(self) -> Placement:

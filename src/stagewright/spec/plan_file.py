@@ -68,6 +68,7 @@ _PLAN: dict[str, Reader] = {
     "stages": integer,
     "recompute": either(choice(*RECOMPUTES), list_of(flag)),
     "shard": flag,
+    "zero": integer,
     "codec": either(text, list_of(text)),
     "codec_backward": either(text, list_of(text)),
     "precision": choice(*PRECISIONS),

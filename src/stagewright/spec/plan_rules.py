@@ -258,12 +258,33 @@ def _check_features(plan: Plan) -> None:
             f"shard (FSDP) shards what replicas hold in common, and expert = {plan.mesh.expert} divides experts over "
             "them: leave out one of the two"
         )
+    _check_zero(plan)
     if plan.task is None and plan.epochs is not None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
     if not plan.training and plan.checkpoint_every is not None:
         raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
     if not plan.training and plan.clip is not None:
         raise UsageError(f"clip = {plan.clip} is for training: leave it out, or use training = true")
+
+
+def _check_zero(plan: Plan) -> None:
+    if plan.zero not in (0, 1, 2):
+        fix = "use shard = true, which is ZeRO-3 (FSDP)" if plan.zero == 3 else "use 0, 1 or 2"
+        raise UsageError(f"zero = {plan.zero} is not a ZeRO stage of replicas with all parameters: {fix}")
+    if plan.zero and plan.shard:
+        raise UsageError(f"shard (FSDP) is ZeRO-3, and the plan also has zero = {plan.zero}: use one of them")
+    if plan.zero and plan.mesh.data == 1:
+        raise UsageError(
+            f"zero = {plan.zero} shards optimizer states over replicas, and there is only one: use a mesh with data=2 "
+            "or more"
+        )
+    if plan.zero and plan.mesh.expert > 1:
+        raise UsageError(
+            f"zero = {plan.zero} shards what replicas hold in common, and expert = {plan.mesh.expert} divides experts "
+            "over them: leave out one of the two"
+        )
+    if plan.zero and not plan.training:
+        raise UsageError(f"zero = {plan.zero} is for training: leave it out, or use training = true")
 
 
 def _check_codecs(plan: Plan) -> None:

@@ -33,6 +33,8 @@ def check(pool_of: Any, name: str, mesh: str, schedule: str, microbatches: int, 
         ("small", "data=2", "1f1b", 2, {}),
         ("language", "data=2", "1f1b", 1, {"shard": True}),
         ("small", "data=2", "1f1b", 2, {"shard": True}),
+        ("language", "data=2", "1f1b", 1, {"zero": 1}),
+        ("small", "data=2", "1f1b", 2, {"zero": 2}),
         ("language", "tensor=2", "1f1b", 2, {}),
         ("language", "pipeline=2", "1f1b", 4, {}),
         ("small", "pipeline=2", "interleaved", 4, {}),
@@ -48,7 +50,13 @@ def test_matches_torch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mesh", "more"), [("tensor=2,pipeline=2", {}), ("data=2,pipeline=2", {}), ("data=2,tensor=2", {"shard": True})]
+    ("mesh", "more"),
+    [
+        ("tensor=2,pipeline=2", {}),
+        ("data=2,pipeline=2", {}),
+        ("data=2,pipeline=2", {"zero": 2}),
+        ("data=2,tensor=2", {"shard": True}),
+    ],
 )
 def test_matches_torch_on_meshes(pool_of: Any, mesh: str, more: dict[str, Any]) -> None:
     check(pool_of, "language", mesh, "1f1b", 2, **more)

@@ -35,9 +35,13 @@ def on(mesh: str, **options: Any) -> Plan:
     [
         ("data=2", {}),
         ("data=2", {"shard": True}),
+        ("data=2", {"zero": 2, "batch": 13, "microbatches": 3}),
         ("tensor=2", {}),
         ("pipeline=2", {"microbatches": 4, "recompute": "always"}),
         pytest.param("data=2,pipeline=2", {"batch": 13, "microbatches": 3}, marks=pytest.mark.slow),
+        pytest.param("data=2,pipeline=2", {"zero": 1, "microbatches": 4}, marks=pytest.mark.slow),
+        pytest.param("data=2,pipeline=2", {"zero": 2, "microbatches": 4, "schedule": "zbv"}, marks=pytest.mark.long),
+        pytest.param("data=2,tensor=2", {"zero": 2, "microbatches": 2, "clip": 0.5}, marks=pytest.mark.long),
         pytest.param("tensor=2,pipeline=2", {"microbatches": 3}, marks=pytest.mark.slow),
         pytest.param("data=2,tensor=2,pipeline=2", {"microbatches": 2, "steps": 1}, marks=pytest.mark.slow),
         pytest.param("pipeline=2", {"microbatches": 3, "training": False}, marks=pytest.mark.slow),

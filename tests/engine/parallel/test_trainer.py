@@ -55,12 +55,12 @@ def test_batch_norm_in_a_pipeline(pool_of: Any) -> None:
         assert_same(result, expected)
 
 
-@pytest.mark.parametrize("shard", [False, True])
-def test_data_parallel_training_equals_the_baseline(pool_of: Any, shard: bool) -> None:
+@pytest.mark.parametrize("sharding", [{}, {"shard": True}, {"zero": 1}, {"zero": 2}], ids=str)
+def test_data_parallel_training_equals_the_baseline(pool_of: Any, sharding: dict[str, Any]) -> None:
     """Two replicas of two micro-batches match four on one device; in the last step one replica has no sample."""
     (expected,) = pool_of(1).run("training_jobs:training", "serial", sizes=(12, 12, 12, 4, 1))
     results = pool_of(2).run(
-        "training_jobs:training", "data=2", "1f1b", 2, sizes=(12, 12, 12, 4, 1), shard=shard, optimizer="adamw"
+        "training_jobs:training", "data=2", "1f1b", 2, sizes=(12, 12, 12, 4, 1), optimizer="adamw", **sharding
     )
     for result in results:
         assert_same(result, expected)

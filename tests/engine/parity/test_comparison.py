@@ -178,6 +178,8 @@ def test_later_steps_are_compared_too(
         buffers=lambda: {"a.mean": ONE.clone()},
         zero_gradients=lambda: None,
         trainable_parameters=dict,
+        optimizer_parameters=dict,
+        shards=None,
         full_gradients=lambda: {"a.weight": ONE, "b.weight": ONE * (2 if corrupted and len(steps) == num_steps else 1)},
     )
     runner = SimpleNamespace(

@@ -36,6 +36,7 @@ class Worker(SimpleNamespace):
             plan=SimpleNamespace(clip=clip),
             context=SimpleNamespace(torch_device=torch.device("cpu")),
             module=module,
+            shards=None,
             clip_to=clip_to,
             rate=rate,
             skips_last=skips_last,
@@ -47,6 +48,8 @@ class Worker(SimpleNamespace):
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.module.named_parameters())
+
+    optimizer_parameters = trainable_parameters
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.clip_to is not None:

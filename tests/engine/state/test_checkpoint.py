@@ -34,6 +34,8 @@ SMALL = {"barrier": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
         ({"mesh": "pipeline=2"}, {"mesh": "serial"}),
         ({"mesh": "serial"}, {"mesh": "pipeline=2", "schedule": "zbv"}),  # four stages
         ({"mesh": "data=2", "microbatches": 2, "shard": True}, {"mesh": "pipeline=2"}),
+        ({"mesh": "data=2", "microbatches": 2, "zero": 2}, {"mesh": "pipeline=2"}),
+        ({"mesh": "pipeline=2"}, {"mesh": "data=2", "microbatches": 2, "zero": 1}),
         ({"mesh": "pipeline=2", "optimizer": "sgd"}, {"mesh": "data=2", "microbatches": 2, "optimizer": "sgd"}),
         # The gradient of a key's bias is rounding only, which AdamW would amplify.
         ({"mesh": "tensor=2", **VIT}, {"mesh": "pipeline=2", **VIT}),

@@ -51,13 +51,16 @@ def build(name: str, *, dropout: float = 0.0, heads: int = 4) -> tuple[nn.Module
         config = hf.DistilBertConfig(dim=32, hidden_dim=64, n_layers=2, n_heads=heads, vocab_size=50, dropout=0.0)
         config.attention_dropout = config.seq_classif_dropout = 0.0
         return hf.DistilBertForSequenceClassification(config).train(), ids
+    if name == "modernbert":
+        config = hf.ModernBertConfig(**text, cls_token_id=1, sep_token_id=2, num_labels=3, reference_compile=False)
+        return hf.ModernBertForSequenceClassification(config).train(), ids
     if name == "opt":
         text |= {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}
     kind = {
         "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "opt": "OPT", "phi": "Phi",
-        "gpt-neox": "GPTNeoX", "bloom": "Bloom", "phi3": "Phi3",
+        "gpt-neox": "GPTNeoX", "bloom": "Bloom", "phi3": "Phi3", "olmo2": "Olmo2",
     }[name]  # fmt: skip
-    if name in ("llama", "mistral", "qwen2", "qwen3"):
+    if name in ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2"):
         text |= {"num_key_value_heads": 2 if heads == 4 else heads}
     if name == "qwen3":
         text |= {"head_dim": 8}

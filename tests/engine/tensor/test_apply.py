@@ -15,7 +15,7 @@ from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_p
 from stagewright.errors import UsageError
 
 FAMILIES = ("deit", "vit", "bert", "roberta", "gpt2", "llama")
-RELATIVES = ("mistral", "qwen2", "qwen3", "opt", "phi", "gpt-neox", "distilbert")
+RELATIVES = ("mistral", "qwen2", "qwen3", "opt", "phi", "gpt-neox", "distilbert", "phi3", "modernbert")
 
 
 def check(result: dict[str, Any], num_layers: int = 2) -> None:
@@ -45,6 +45,15 @@ def test_parity_with_baseline(name: str, pool_of: Callable[[int], Any]) -> None:
 def test_parity_of_related_families(name: str, pool_of: Callable[[int], Any]) -> None:
     for result in pool_of(2).run("tensor_jobs:step", name):
         check(result)
+
+
+def test_norm_over_all_heads(pool_of: Callable[[int], Any]) -> None:
+    """OLMo 2 normalizes query and key over all heads: their squares are all-reduced."""
+    for result in pool_of(2).run("tensor_jobs:step", "olmo2"):
+        assert max(result[name] for name in ("loss", "outputs", "gradients", "evaluated")) <= 1e-5
+        assert result["same_state"]
+        assert result["loads"]
+        assert result["regions"] == 4
 
 
 @pytest.mark.parametrize("name", ["gpt2"])
@@ -146,22 +155,26 @@ def test_rejects_indivisible_heads() -> None:
         plan_tensor_parallel(model, 4)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("bloom", "packs query, key and value in an unknown order"), ("phi3", "packs query, key and value")],
-)
-def test_rejects_unknown_packing(name: str, reason: str) -> None:
+@pytest.mark.parametrize(("name", "reason"), [("bloom", "packs query, key and value in an unknown order")])
+def test_replicates_attention_with_unknown_packing(name: str, reason: str) -> None:
     model, _ = tensor_jobs.build(name)
-    with pytest.raises(UsageError, match=reason):
-        plan_tensor_parallel(model, 2)
+    plan = plan_tensor_parallel(model, 2)
+    assert reason in plan.replicated
+    assert "instead" not in plan.replicated
+    assert all("mlp" in region.owner for region in plan.regions)
+    assert len(plan.regions) == model.config.num_hidden_layers
 
 
-def test_rejects_unknown_parameters_and_sizes_in_attention() -> None:
+def test_replicates_attention_with_unknown_parameters_and_sizes() -> None:
     model, _ = tensor_jobs.build("llama")
     attention: Any = model.model.layers[1].self_attn
     attention.sinks = nn.Parameter(torch.zeros(4))
-    with pytest.raises(UsageError, match=r"model.layers.1.self_attn \(LlamaAttention\): 'sinks' is among"):
-        plan_tensor_parallel(model, 2)
+    plan = plan_tensor_parallel(model, 2)
+    assert plan.replicated.startswith("model.layers.1.self_attn (LlamaAttention): 'sinks' is among")
+    owners = [region.owner for region in plan.regions]
+    assert "model.layers.0.self_attn" in owners
+    assert "model.layers.1.self_attn" not in owners
+    assert "model.layers.1.mlp" in owners
 
     class ReadsWidth(type(attention)):  # type: ignore[misc]
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -169,21 +182,22 @@ def test_rejects_unknown_parameters_and_sizes_in_attention() -> None:
 
     del attention.sinks
     attention.__class__, attention.width = ReadsWidth, 32
-    with pytest.raises(UsageError, match="its code reads width = 32, which may be the size of all heads"):
-        plan_tensor_parallel(model, 2)
+    assert "its code reads width = 32, which may be the size of all heads" in plan_tensor_parallel(model, 2).replicated
 
 
-def test_rejects_gated_layers_tied_weights_and_attention_outputs() -> None:
+def test_replicates_gated_layers_and_tied_weights_and_rejects_attention_outputs() -> None:
     model, _ = tensor_jobs.build("deit")
     mlp: Any = model.deit.layers[0].mlp
     mlp.fc1 = nn.Linear(32, 128)
-    with pytest.raises(UsageError, match="fc1 have 128 output features but fc2 has 64 input"):
-        plan_tensor_parallel(model, 2)
+    plan = plan_tensor_parallel(model, 2)
+    assert "fc1 have 128 output features but fc2 has 64 input" in plan.replicated
+    assert "deit.layers.0.mlp" not in [region.owner for region in plan.regions]
     model, _ = tensor_jobs.build("llama")
     layers: Any = model.model.layers
     layers[0].mlp.up_proj.weight = layers[1].mlp.up_proj.weight
-    with pytest.raises(UsageError, match="is tied to"):
-        plan_tensor_parallel(model, 2)
+    plan = plan_tensor_parallel(model, 2)
+    assert "is tied to" in plan.replicated
+    assert not {"model.layers.0.mlp", "model.layers.1.mlp"} & {region.owner for region in plan.regions}
     model, _ = tensor_jobs.build("bert")
     model.config._attn_implementation = "eager"
     model.config.output_attentions = True

@@ -22,10 +22,12 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
     [
         {"mesh": Mesh(data=2), "shard": True, "recompute": "always"},  # gathered for each pass of each micro-batch
         {"mesh": Mesh(data=2)},
+        {"mesh": Mesh(data=2), "zero": 1},
+        {"mesh": Mesh(data=2), "zero": 2},
         {"mesh": Mesh(tensor=2), "recompute": "always"},
         {"mesh": Mesh(pipeline=2)},
     ],
-    ids=lambda fields: str(fields["mesh"]) + (" sharded" if fields.get("shard") else ""),
+    ids=lambda fields: str(fields["mesh"]) + (" sharded" if fields.get("shard") else f" zero {fields.get('zero', 0)}"),
 )
 def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
     model = ModelSpec(name="digits-vit")
@@ -45,6 +47,11 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
     for axis, one in found.items():
         # Marks of parameters that were used, and rows that fill up shards, are no part of a forecast.
         assert one.num_bytes == pytest.approx(counted[axis], rel=0.01)
-        assert one.sent_bytes == one.num_bytes // (2 if plan.shard else 1), "two workers: a half once, or twice"
+        is_sharded = plan.shard or plan.zero > 0
+        assert one.sent_bytes == one.num_bytes // (2 if is_sharded else 1), "two workers: a half once, or twice"
+    if plan.zero:
+        memory = forecast.workers[0].memory
+        assert memory.optimizer_bytes == pytest.approx(run.memory[0].optimizer, rel=0.02)
+        assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[0], rel=0.02)
     assert run.collective_bytes[0] == counted, "the table and the events"
     assert {str(one.edge): one.num_bytes for one in forecast.links} == run.link_bytes

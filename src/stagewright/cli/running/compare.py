@@ -26,8 +26,8 @@ def compare(
         list[str] | None,
         opt.run_option(
             metavar="NAMES|MESH",
-            help="Strategy; serial, data (dp, ddp), fsdp, tensor (tp), pipeline (pp), expert (ep), with commas, "
-            "or a mesh: dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
+            help="Strategy; serial, data (dp, ddp), fsdp, zero1, zero2, tensor (tp), pipeline (pp), expert (ep), "
+            "with commas, or a mesh: dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
         ),
     ] = None,
     batch: Annotated[int | None, opt.run_option(min=1, help="Global batch: samples in a step. \\[default: 32]")] = None,
@@ -38,6 +38,7 @@ def compare(
     cut: opt.Cut = None,
     recompute: opt.Recompute = "none",
     shard: opt.Shard = False,
+    zero: opt.Zero = 0,
     optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
     codec: opt.Codec = "none",
     codec_backward: Annotated[
@@ -97,6 +98,7 @@ def compare(
         units=units,
         recompute=recompute,
         shard=shard,
+        zero=zero,
         codec=codec,
         codec_backward=codec_backward,
         training=not inference,

@@ -47,6 +47,7 @@ class PlanOptions:
         str | None, opt.run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")
     ] = None
     shard: opt.Shard = False
+    zero: opt.Zero = 0
     precision: opt.Precision = None
     compile: opt.Compile = None
     batch_norm: Annotated[
@@ -90,7 +91,13 @@ class PlanOptions:
         opt.check_microbatches(self.microbatches, self.micro_batch_size)
         values = asdict(self)
         cuts, strategy = opt.unit_names(values.pop("cut")), values.pop("strategy")
-        return {**values, "mesh": strategy, "cuts": cuts or None, "shard": self.shard or None}
+        return {
+            **values,
+            "mesh": strategy,
+            "cuts": cuts or None,
+            "shard": self.shard or None,
+            "zero": self.zero or None,
+        }
 
 
 @with_groups

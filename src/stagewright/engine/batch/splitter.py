@@ -24,7 +24,7 @@ def count_microbatches(num_samples: int, plan: Plan) -> int:
     """Return the number of micro-batches of each replica for a batch of any size.
 
     No micro-batch is larger than those of a full batch, with two exceptions: no micro-batch may have a single sample
-    if those of a full batch have more, and FSDP and expert parallel replicas need equally many micro-batches, because
+    if those of a full batch have more, and FSDP, ZeRO-2 and expert parallel replicas need equally many, because
     they communicate in each.
     """
     data, most = plan.mesh.data, plan.microbatches
@@ -32,7 +32,7 @@ def count_microbatches(num_samples: int, plan: Plan) -> int:
     num = min(most, -(-sizes[0] * most // full_sizes[0]))
     if full_sizes[-1] >= 2 * most:
         num = min(num, sizes[-1] // 2)
-    if plan.shard or plan.mesh.expert > 1:
+    if plan.communicates_every_microbatch:
         num = min(num, sizes[-1])
     return max(1, num)
 
@@ -102,8 +102,8 @@ class BatchSplitter:
 
     def _place(self, batches: Sequence[Batch], device: torch.device) -> list[MicroBatch]:
         """Distribute whole micro-batches over the replicas, in order."""
-        if (self.plan.shard or self.plan.mesh.expert > 1) and len(batches) % self.plan.mesh.data:
-            kind = "FSDP" if self.plan.shard else "expert parallel"
+        if self.plan.communicates_every_microbatch and len(batches) % self.plan.mesh.data:
+            kind = "FSDP" if self.plan.shard else "ZeRO-2" if self.plan.zero else "expert parallel"
             raise UsageError(
                 f"{kind} replicas need equally many micro-batches, but {len(batches)} are to be divided among "
                 f"{self.plan.mesh.data}; give a multiple of {self.plan.mesh.data}"

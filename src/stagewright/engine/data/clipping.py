@@ -4,7 +4,7 @@
     a parameter of a stage                  its worker, in replica 0, first along the tensor axis
     a tied weight on several stages         the first of its holders: each has the full gradient
     a tensor-parallel shard                 each worker of the tensor axis, in replica 0
-    an FSDP shard                           each replica
+    an FSDP or ZeRO shard                   each replica
 
     local sum of squares ─► all-reduce of one scalar ─► norm ─► gradients · min(1, limit / (norm + 1e-6))
 
@@ -14,7 +14,7 @@ scalar. Gradients must be complete: after the all-reduces over replicas and over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,13 +34,13 @@ class GradientClipper:
         parameters: Sequence[nn.Parameter],
         *,
         limit: float,
-        counts: Callable[[nn.Parameter], bool],
+        counted: Sequence[nn.Parameter],
         num_workers: int,
         device: torch.device,
     ) -> None:
-        """``parameters``: all that this worker trains; ``counts``: whether this worker counts one of them."""
+        """``parameters``: all that this worker trains; ``counted``: those that it counts for the norm."""
         self._parameters = list(parameters)
-        self._counted = [parameter for parameter in parameters if counts(parameter)]
+        self._counted = list(counted)
         self._limit, self._num_workers, self._device = limit, num_workers, device
 
     @torch.no_grad()

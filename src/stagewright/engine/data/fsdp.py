@@ -73,8 +73,8 @@ class FSDPReplica(DataParallelReplica):
         for fsdp_module in self._groups:
             fsdp_module.set_gradient_divide_factor(1.0)
             fsdp_module.set_force_sum_reduction_for_comms(True)
-            fsdp_module.set_custom_all_gather(_RecordedCollective(_all_gather, self))  # type: ignore[arg-type]
-            scatter = _reduce_scatter if device.type != "cpu" else _all_to_all_and_sum
+            fsdp_module.set_custom_all_gather(_RecordedCollective(all_gather, self))  # type: ignore[arg-type]
+            scatter = reduce_scatter if device.type != "cpu" else _all_to_all_and_sum
             fsdp_module.set_custom_reduce_scatter(_RecordedCollective(scatter, self))  # type: ignore[arg-type]
             self._fill_missing_gradients(fsdp_module)
             fsdp_module._get_fsdp_state()._register_pre_backward_hook = lambda output: output  # type: ignore[method-assign]
@@ -233,8 +233,8 @@ class _RecordedCollective:
 
 
 # Newer torch renames these and warns about the old names.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def _all_to_all_and_sum(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, group: Any, **_: Any) -> None:

@@ -37,6 +37,24 @@ def tied_weight_holders(
     return {identity: tuple(sorted(workers)) for identity, workers in holders.items() if len(workers) > 1}
 
 
+def all_reduce_tied(tied: Iterable[tuple[nn.Parameter, Any]]) -> int:
+    """Sum the gradients of tied weights over the process groups of their holders; return the payload bytes."""
+    num_bytes = 0
+    for parameter, group in tied:
+        start = recorder.now()
+        num_gradients = torch.tensor([parameter.grad is not None], dtype=torch.float32, device=parameter.device)
+        dist.all_reduce(num_gradients, group=group)
+        if not num_gradients.item():  # no loss reaches it: it keeps no gradient
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.numel():  # a shard may be empty
+            dist.all_reduce(parameter.grad, group=group)
+        recorder.add("collective", start, num_bytes=parameter.grad.nbytes, note="tied")
+        num_bytes += parameter.grad.nbytes
+    return num_bytes
+
+
 def bucket_parameters(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
     """Yield buckets of parameters of one dtype and device, up to a size, in the order in which they fill up."""
     partial: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
@@ -167,17 +185,7 @@ class GradientAllReduce:
                     recorder.add("collective", start, note="data")
                     self._set_missing_gradients(bucket)
                 bucket.work, bucket.flat, bucket.num_pending = None, None, 0
-        for parameter, group in self._tied:
-            start = recorder.now()
-            num_gradients = torch.tensor([parameter.grad is not None], dtype=torch.float32, device=parameter.device)
-            dist.all_reduce(num_gradients, group=group)
-            if not num_gradients.item():  # no loss reaches it: it keeps no gradient
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad, group=group)
-            recorder.add("collective", start, num_bytes=parameter.grad.nbytes, note="tied")
-            self._num_bytes["tied"] += parameter.grad.nbytes
+        self._num_bytes["tied"] += all_reduce_tied(self._tied)
         self._in_last_backward = False
         self._done.clear()
         sent, self._num_bytes = self._num_bytes, dict.fromkeys(self._num_bytes, 0)

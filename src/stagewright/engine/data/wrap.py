@@ -2,6 +2,7 @@
 
     DDPReplica     DistributedDataParallel: gradient buckets, all-reduced during backward
     FSDPReplica    FSDP2: parameters, gradients and optimizer states sharded; parameters all-gathered unit by unit
+    (ZeRO-1 and ZeRO-2 need no wrapper: see ``zero``)
 
 A loss must be weighted by its share of the global batch (n_i / B), as everywhere in the engine. So gradients are
 *summed* and equal those of the single-device baseline on the global batch, even for unequal shares. A replica without
@@ -63,12 +64,17 @@ def wrap_data_parallel(
     group = process_group_of(axis)
     device = device or next(module.parameters()).device
     received = module.buffers() if read_weights is not None else (*module.parameters(), *module.buffers())
-    unique = {id(tensor): tensor.detach() for tensor in received if id(tensor) not in divided}
-    for tensor, value in zip(unique.values(), broadcast(list(unique.values()), device, group=group), strict=True):
-        tensor.copy_(value)
+    broadcast_from_first((tensor for tensor in received if id(tensor) not in divided), group, device)
     norms = find_tracked_norms(module) if average_batch_norm else []
     if not shard:
         return DDPReplica(module, group, norms, bucket_bytes, divided)
     if not isinstance(axis, DeviceMesh):
         axis = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
     return FSDPReplica(module, group, norms, axis, units, device, read_weights)
+
+
+def broadcast_from_first(tensors: Iterable[torch.Tensor], group: Any, device: torch.device) -> None:
+    """Copy the first replica's values of these tensors to every replica."""
+    unique = {id(tensor): tensor.detach() for tensor in tensors}
+    for tensor, value in zip(unique.values(), broadcast(list(unique.values()), device, group=group), strict=True):
+        tensor.copy_(value)

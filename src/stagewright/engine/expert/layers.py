@@ -147,7 +147,7 @@ def divide_experts(module: nn.Module, plan: ExpertsPlan, axis: ExpertAxis, draws
     """Keep this worker's experts of a module, in place; parameters remain the same objects."""
     if plan.stacked:
         layouts: dict[str, Any] = {
-            name: ShardLayout(dim=0, num_sections=1, axis=axis) for name, _ in module.named_parameters(recurse=False)
+            name: ShardLayout(dim=0, sections=(1,), axis=axis) for name, _ in module.named_parameters(recurse=False)
         }
         _shard(module, layouts)
         module.num_experts = plan.num_experts // axis.num_workers  # type: ignore[assignment]

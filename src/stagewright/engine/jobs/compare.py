@@ -29,10 +29,10 @@ Progress = Callable[[str], None]
 
 
 def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, microbatches: int) -> list[Plan]:
-    """Make one plan per strategy: a name (serial, data, fsdp, tensor, pipeline) or a mesh: ``dp=2,pp=2``."""
+    """Make one plan per strategy: a name (serial, data, zero1, fsdp, tensor, pipeline) or a mesh: ``dp=2,pp=2``."""
     plans = []
     for text in strategies:
-        mesh, is_fsdp = parse_strategy(text, num_devices)
+        mesh, zero = parse_strategy(text, num_devices)
         if mesh.num_workers > num_devices:
             raise UsageError(
                 f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
@@ -49,7 +49,8 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 stages=base.stages if is_pipeline else None,
                 cuts=base.cuts if is_pipeline else (),
                 placement=base.placement if is_pipeline else "auto",
-                shard=is_fsdp or (base.shard and mesh.data > 1),
+                shard=zero == 3 or (base.shard and mesh.data > 1 and not zero),
+                zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,
             )

@@ -76,7 +76,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
         measure = _measure_training if plan.training else _measure_inference
         seconds, sent, memory = measure(runner, batch, folder)
         result |= {"step_s": seconds, "sent_bytes": {str(cut): count for cut, count in sent.items()}}
-        result |= {"compiled": to_json(_compile_report(runner))}
+        result |= {"compiled": to_json(_compile_report(runner)), "replicated": runner.part.replicated}
         result |= {"collective_bytes": _collective_bytes(runner), "memory": memory.to_dict()}
         folder.write_events(recorder.rows())
         folder.write_memory(runner.memory.rows)
@@ -86,7 +86,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
 def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> _Measured:
     """Measure training steps: two that count memory, then warm-up steps, then timed ones."""
     plan = runner.plan
-    parameters = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
+    parameters = list(runner.part.optimizer_parameters().values())
     optimizer = make_optimizer(plan.optimizer, parameters) if parameters else None
 
     def step(number: int) -> tuple[float, PipelineResult, float]:
@@ -243,6 +243,7 @@ def merge_results(plan: Plan, run_folder: RunFolder) -> RunResult:
         loss_source=measured.loss_source,
         whole_batch=measured.whole_batch,
         compiled=measured.compiled,
+        replicated=workers[0]["replicated"],
         peak_memory_bytes=measured.peak_memory_bytes,
         process_peak_bytes=measured.process_peak_bytes,
         memory=measured.memory,

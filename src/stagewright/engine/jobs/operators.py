@@ -67,7 +67,7 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     runner = StepRunner(plan, model, context, capture_for(plan, model))
-    parameters = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
+    parameters = list(runner.part.optimizer_parameters().values())
     optimizer = make_optimizer(plan.optimizer, parameters) if parameters and plan.training else None
 
     def step() -> None:

@@ -2,6 +2,7 @@
 
 one stage per replica     DistributedDataParallel or FSDP2 wraps the stage
 several stages            GradientAllReduce, bucketed and overlapped with backward
+ZeRO-1, ZeRO-2            GradientReduceScatter, and an all-gather of the parameters after the optimizer step
 tied weights              GradientAllReduce over the workers that hold them
 experts                   ExpertGradientSync over the replicas that hold the same ones
 """
@@ -19,7 +20,9 @@ from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_
 from stagewright.engine.data.clipping import GradientClipper
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.gradient_allreduce import GradientAllReduce, tied_weight_holders
-from stagewright.engine.data.wrap import wrap_data_parallel
+from stagewright.engine.data.parameter_shards import ParameterShards
+from stagewright.engine.data.wrap import broadcast_from_first, wrap_data_parallel
+from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.expert.gradients import ExpertGradientSync
 from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.tensor.layers import shard_layouts
@@ -42,7 +45,9 @@ class GradientSync:
             self.data_axis = self._make_data_axis()
         """The data-parallel replica; None with one replica."""
         self._tied = tied_weight_holders(part.stage_parameters, part.stage_workers)
-        self.all_reduce = self._make_all_reduce() if plan.training else None
+        self.all_reduce: GradientAllReduce | GradientReduceScatter | None = None
+        if plan.training:
+            self.all_reduce = self._make_reduce_scatter() if plan.zero else self._make_all_reduce()
         self._experts = self._make_expert_sync() if plan.training and part.expert_axis is not None else None
         self.clipper = self._make_clipper(plan.clip) if plan.training and plan.clip is not None else None
         self.allreduce_bytes: dict[str, int] = {}
@@ -51,7 +56,8 @@ class GradientSync:
     @property
     def wrapper(self) -> DataParallelReplica | None:
         """The DDP or FSDP wrapper through which forwards must run, if any."""
-        is_wrapped = len(self._part.stage_workers) == 1 and self._part.plan.training
+        plan = self._part.plan
+        is_wrapped = len(self._part.stage_workers) == 1 and plan.training and not plan.zero
         return self.data_axis if is_wrapped else None
 
     def finish_step(self, weight: float) -> None:
@@ -66,13 +72,18 @@ class GradientSync:
         if self.data_axis is not None:
             self.data_axis.synchronize(weight)
 
+    def gather_parameters(self) -> None:
+        """All-gather the parameters after an optimizer step of ZeRO's shards."""
+        if isinstance(self.all_reduce, GradientReduceScatter):
+            self.all_reduce.gather_parameters()
+
     def _make_data_axis(self) -> DataParallelReplica | None:
         """Wrap a replica of one stage in DDP or FSDP; for several stages, only average batch norm statistics."""
         part, plan, context = self._part, self._part.plan, self._part.context
         if plan.mesh.data == 1:
             return None
         averages = self._norms is None
-        if len(part.stage_workers) == 1 and plan.training:
+        if len(part.stage_workers) == 1 and plan.training and not plan.zero:
             (stage,) = part.stages.values()
             return wrap_data_parallel(
                 stage,
@@ -88,6 +99,9 @@ class GradientSync:
             raise UsageError(
                 "shard = true divides the parameters of replicas with one stage; it can't be used with a pipeline"
             )
+        if plan.zero:
+            tensors = (*part.module.parameters(), *part.module.buffers())
+            broadcast_from_first(tensors, context.data_group, context.torch_device)
         norms = find_tracked_norms(part.module) if averages else []
         return DataParallelReplica(part.module, context.data_group, norms)
 
@@ -102,12 +116,8 @@ class GradientSync:
             index: [value for value in part.stage_parameters[index] if id(value) not in part.expert_parameters]
             for index in part.stages
         }
-        splits_backward = SCHEDULES[part.plan.schedule].splits_backward
         return GradientAllReduce(
-            parameters,
-            data_group=context.data_group if has_pipeline else None,
-            tied=tied,
-            overlap=len(parameters) == 1 and not splits_backward,
+            parameters, data_group=context.data_group if has_pipeline else None, tied=tied, overlap=self._can_overlap
         )
 
     def _make_expert_sync(self) -> ExpertGradientSync:
@@ -116,6 +126,29 @@ class GradientSync:
         held = [value for value in part.module.parameters() if id(value) in part.expert_parameters]
         trained = [parameter for parameter in held if parameter.requires_grad]
         return ExpertGradientSync(trained, context.expert_group, context.same_experts_group)
+
+    def _make_reduce_scatter(self) -> GradientReduceScatter:
+        """Make the reduce-scatters and all-gathers of ZeRO, and this replica's shards of the parameters."""
+        part = self._part
+        assert self.data_axis is not None
+        trained = part.trainable_parameters().values()
+        part.shards = ParameterShards(trained, self.data_axis, part.context.torch_device)
+        reduce_scatter = GradientReduceScatter(
+            {index: part.stage_parameters[index] for index in part.stages},
+            part.shards,
+            self.data_axis,
+            every_microbatch=part.plan.zero == 2,
+            tied=self._tied_groups(),
+            overlap=self._can_overlap,
+            on_change=part.memory.update,
+        )
+        part.memory.follow("gradients", reduce_scatter.held_tensors)
+        return reduce_scatter
+
+    @property
+    def _can_overlap(self) -> bool:
+        """Whether gradients may be exchanged inside a backward: one stage, whose backward is not split."""
+        return len(self._part.stages) == 1 and not SCHEDULES[self._part.plan.schedule].splits_backward
 
     def _tied_groups(self) -> list[tuple[nn.Parameter, Any]]:
         """Return this worker's tied weights, each with the process group of its holders."""
@@ -139,18 +172,21 @@ class GradientSync:
     def _make_clipper(self, limit: float) -> GradientClipper:
         """Make the gradient clipper; each parameter of the model counts once for the norm, on one worker."""
         part, context = self._part, self._part.context
-        shards, names = shard_layouts(part.model.module), part.parameter_names()
+        layouts, trained = shard_layouts(part.model.module), part.trainable_parameters()
 
-        def counts(parameter: nn.Parameter) -> bool:
-            is_first_holder = self._tied.get(id(parameter), (context.pipeline,))[0] == context.pipeline
-            holder = context.data // context.mesh.expert if id(parameter) in part.expert_parameters else context.data
-            of_replica = holder == 0 or isinstance(parameter, DTensor)
-            return is_first_holder and of_replica and (context.tensor == 0 or names[id(parameter)] in shards)
+        def counts(name: str, parameter: nn.Parameter) -> bool:
+            full = trained[name]
+            is_first_holder = self._tied.get(id(full), (context.pipeline,))[0] == context.pipeline
+            holder = context.data // context.mesh.expert if id(full) in part.expert_parameters else context.data
+            is_sharded = isinstance(parameter, DTensor) or (part.plan.zero > 0 and parameter.ndim > 0)
+            of_replica = holder == 0 or is_sharded
+            return is_first_holder and of_replica and (context.tensor == 0 or name in layouts)
 
+        stepped = part.optimizer_parameters()
         return GradientClipper(
-            [parameter for parameter in part.module.parameters() if parameter.requires_grad],
+            list(stepped.values()),
             limit=limit,
-            counts=counts,
+            counted=[parameter for name, parameter in stepped.items() if counts(name, parameter)],
             num_workers=part.plan.mesh.num_workers,
             device=context.torch_device,
         )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.engine.batch.batch_norm import check_split_norms
+from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import choose_compile_mode
@@ -54,9 +55,12 @@ class ModelPart:
         self.compile_mode, self.compile_reason = choose_compile_mode(plan, model, self.graph, context.torch_device)
         """What is compiled, and why that differs from the plan."""
         self.tensor_axis: TensorAxis | None = None
+        self.replicated = ""
+        """Why tensor parallel workers all compute some layers; "" if there are none."""
         if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
             gc.collect()  # a dead autograd graph of capture would keep the gradient shape of a whole weight
             regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+            self.replicated = regions.replicated
             require_whole_regions(regions, [call.target for call in self.graph.calls])
             self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group, plan=regions)
         self.expert_axis: ExpertAxis | None = None
@@ -84,6 +88,8 @@ class ModelPart:
         self.stage_parameters = [_trainable(stage) for stage in all_stages]
         """The trainable parameters of every stage, of other workers too."""
         self.module = nn.ModuleList(self.stages.values())
+        self.shards: ParameterShards | None = None
+        """This replica's shards of the parameters, with ZeRO."""
         self._free_other_parameters()
         if not plan.shard:  # FSDP2 moves parameters to the device itself, unit by unit
             with self.memory.explain_oom():
@@ -95,15 +101,25 @@ class ModelPart:
         names = self.parameter_names()
         return {names[id(parameter)]: parameter for parameter in _trainable(self.module)}
 
+    def optimizer_parameters(self) -> dict[str, nn.Parameter]:
+        """Return what this worker's optimizer steps, by names in the model: its shards with ZeRO."""
+        parameters = self.trainable_parameters()
+        if self.shards is None:
+            return parameters
+        return {name: self.shards.shard(parameter) for name, parameter in parameters.items()}
+
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """Gather the full gradients of this worker's parameters, by their names in the model."""
-        parameters = self.trainable_parameters()
-        gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+        full, gradients = self.trainable_parameters(), {}
+        for name, parameter in self.optimizer_parameters().items():
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                gradients[name] = gradient if self.shards is None else self.shards.distributed(full[name], gradient)
         return full_tensors(self.model.module, gradients, torch.device("cpu"))
 
     def zero_gradients(self) -> None:
         """Drop all gradients."""
-        for parameter in self.module.parameters():
+        for parameter in (*self.module.parameters(), *self.optimizer_parameters().values()):
             parameter.grad = None
 
     def buffers(self) -> dict[str, torch.Tensor]:

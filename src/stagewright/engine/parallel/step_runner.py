@@ -28,6 +28,7 @@ from stagewright.engine.batch.random_key import (
 )
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, move_microbatch
 from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
+from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.parallel.compilation import compile_part
 from stagewright.engine.parallel.gradient_sync import GradientSync
 from stagewright.engine.parallel.loss_scale import LossScaler
@@ -107,7 +108,7 @@ class StepRunner:
         self.memory.note("gradient all-reduce")
         self.sync.finish_step(sum(microbatch.weight for microbatch in microbatches))
         if self.scaler is not None:
-            self.scaler.unscale(self.part.module.parameters())
+            self.scaler.unscale(self.part.optimizer_parameters().values())
         self.step_number += 1
         return result
 
@@ -127,6 +128,7 @@ class StepRunner:
         if optimizer is not None and not is_skipped:
             optimizer.step()
             recorder.add("optimizer", start)
+            self.sync.gather_parameters()
         return norm
 
     def infer(self, batch: Batch) -> PipelineResult:
@@ -249,6 +251,9 @@ class TrainingHooks(ActivityHooks):
         if is_forward:
             set_key(self._keys[action.microbatch])
         memory_context = self._runner.memory.forward() if is_forward else nullcontext()
+        zero = self._all_reduce if isinstance(self._all_reduce, GradientReduceScatter) else None
+        if zero is not None and action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            return zero.backward(action.stage)
         if self._wrapper is None or action.microbatch == len(self._keys) - 1:
             return memory_context
         stack = ExitStack()

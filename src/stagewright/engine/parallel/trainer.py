@@ -104,7 +104,7 @@ class Trainer:
         self.runner = StepRunner(plan, model, context, graph, count_items)
         self._state.bind(self.runner.part)
         self._evaluator = Evaluator(self.runner, evaluation_graph)
-        parameters = [parameter for parameter in self.runner.part.module.parameters() if parameter.requires_grad]
+        parameters = list(self.runner.part.optimizer_parameters().values())
         make = plan.optimizer if optimizer is None else optimizer
         self.optimizer: torch.optim.Optimizer | None = None
         """This worker's optimizer; None if it has nothing to train. Learning rates may be changed between steps."""
@@ -268,8 +268,12 @@ class Trainer:
         """Return the optimizer state of this worker's parameters, by state key and parameter name."""
         values: dict[str, dict[str, Any]] = {}
         if self.optimizer is not None:
+            shards = self.runner.part.shards
             for name, parameter in self._trained().items():
-                for key, value in self.optimizer.state.get(parameter, {}).items():
+                stepped = parameter if shards is None else shards.shard(parameter)
+                for key, value in self.optimizer.state.get(stepped, {}).items():
+                    if shards is not None and isinstance(value, torch.Tensor):
+                        value = shards.distributed(parameter, value)
                     values.setdefault(key, {})[name] = value
         return dict(sorted(values.items()))
 
@@ -278,12 +282,16 @@ class Trainer:
         assert self.optimizer is not None
         self.optimizer.state.clear()
         on_device = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
+        shards = self.runner.part.shards
         for name, parameter in self._trained().items():
+            stepped = parameter if shards is None else shards.shard(parameter)
             for key, value in saved.optimizer_state(name).items():
                 if isinstance(value, torch.Tensor):
                     shard = self._state.shard(name, value, parameter)
+                    if shards is not None and shard.shape == parameter.shape:
+                        shard = shards.own(shard)
                     value = shard.to(parameter.device) if value.ndim or on_device else shard
-                self.optimizer.state[parameter][key] = value
+                self.optimizer.state[stepped][key] = value
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """Return the parameters that this worker trains, by canonical name."""

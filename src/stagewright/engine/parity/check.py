@@ -148,7 +148,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
             trained=runner.part.trainable_parameters() if plan.training else (),
         )
 
-    has_ddp_buckets = plan.training and plan.mesh.data > 1 and plan.num_stages == 1 and not plan.shard
+    has_ddp_buckets = plan.training and plan.mesh.data > 1 and plan.num_stages == 1 and not plan.shard and not plan.zero
     for is_last in (False, False, True) if has_ddp_buckets else (False, True):
         result = step()
         loss = runner.total_loss(result)

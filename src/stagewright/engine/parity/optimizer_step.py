@@ -24,6 +24,7 @@ from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import worst_of_all_workers
 from stagewright.engine.parity.relative_error import SMALLEST, relative_error, to_float64
+from stagewright.engine.state.full_state import full_tensor
 from stagewright.engine.worker.broadcast import broadcast
 
 ROUNDINGS = 4  # in units in the last place of a parameter: kernels multiply and add in different orders
@@ -39,8 +40,10 @@ def compare_optimizer_step(runner: StepRunner, make: MakeOptimizer, baseline: Ba
     scale = 1.0 if clip is None else min(1.0, clip / (_gradient_norm(baseline, device) + EPSILON))
     trained = runner.part.trainable_parameters()
     before = {name: _copy_to_host(parameter) for name, parameter in trained.items()}
-    gradients = {name: _copy_to_host(value.grad) for name, value in trained.items() if value.grad is not None}
-    runner.optimizer_step(make(list(trained.values())) if trained else None)
+    gradients = _gradients(runner)
+    stepped = runner.part.optimizer_parameters()
+    runner.optimizer_step(make(list(stepped.values())) if trained else None)
+    clipped_gradients = _gradients(runner) if clip is not None else {}
     errors = {}
     for name, parameter in trained.items():
         value, gradient = before[name], gradients.get(name)
@@ -49,7 +52,7 @@ def compare_optimizer_step(runner: StepRunner, make: MakeOptimizer, baseline: Ba
         if clip is not None and gradient is not None:
             clipped = to_float64(gradient) * scale
             largest = float(clipped.abs().max()) if clipped.numel() else 0.0
-            actual = to_float64(_copy_to_host(parameter.grad))
+            actual = to_float64(clipped_gradients[name])
             errors[f"the clipped gradient of {name}"] = relative_error(actual, clipped, largest)
         with torch.no_grad():
             _local(parameter).copy_(value)
@@ -59,6 +62,16 @@ def compare_optimizer_step(runner: StepRunner, make: MakeOptimizer, baseline: Ba
     largest_error = torch.tensor([error], dtype=torch.float64, device=device)
     dist.all_reduce(largest_error, op=dist.ReduceOp.MAX)
     return float(largest_error), name
+
+
+def _gradients(runner: StepRunner) -> dict[str, torch.Tensor]:
+    """Return the gradients of what this worker holds, on the host; with ZeRO, which shards them alone, in full."""
+    shards, stepped = runner.part.shards, runner.part.optimizer_parameters()
+    values = {name: parameter.grad for name, parameter in stepped.items() if parameter.grad is not None}
+    if shards is not None:
+        full = runner.part.trainable_parameters()
+        values = {name: full_tensor(shards.distributed(full[name], value)) for name, value in values.items()}
+    return {name: _copy_to_host(value) for name, value in values.items()}
 
 
 def _gradient_norm(baseline: Baseline | None, device: torch.device) -> float:
@@ -90,6 +103,5 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _copy_to_host(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
+def _copy_to_host(tensor: torch.Tensor) -> torch.Tensor:
     return _local(tensor.detach()).to("cpu", copy=True)

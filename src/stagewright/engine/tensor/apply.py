@@ -3,14 +3,15 @@
     plan = plan_tensor_parallel(model, 2)      # which layers are column- or row-parallel, or an error with the reason
     axis = apply_tensor_parallel(model, group) # in place; ``axis.payload_bytes`` counts the all-reduces
 
-Embeddings, norms and output heads are replicated, tied or not. So outputs and loss are identical on every worker, and
-gradients of replicated parameters need no further all-reduce. Workers of one tensor axis must share their random
-state: dropout masks then match the single-device baseline (``dropout.py``).
+Embeddings, norms, output heads and layers that can't be split are replicated. So outputs and loss are identical on
+every worker, and gradients of replicated parameters need no further all-reduce. Workers of one tensor axis must share
+their random state: dropout masks then match the single-device baseline (``dropout.py``).
 A model that returns attention weights is rejected, because each worker has only the weights of its own heads.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ class TensorPlan:
     num_workers: int
     regions: tuple[RegionPlan, ...]
     """Attention and feed-forward regions, in the model's order."""
+    replicated: str = ""
+    """Why some attentions or feed-forward layers are not split, but computed by every worker; "" if there are none."""
 
 
 def plan_tensor_parallel(model: nn.Module, num_workers: int) -> TensorPlan:
@@ -44,12 +47,12 @@ def plan_tensor_parallel(model: nn.Module, num_workers: int) -> TensorPlan:
             f"{type(model).__name__} returns attention weights, but each worker has only those of its own heads; "
             "set output_attentions=False"
         )
-    regions = find_regions(model)
+    regions, replicated = find_regions(model)
     for region in regions:
         for what, number in region.divisible.items():
             if number % num_workers:
                 raise _not_divisible(model, region, what, number, num_workers, regions)
-    return TensorPlan(num_workers=num_workers, regions=regions)
+    return TensorPlan(num_workers=num_workers, regions=regions, replicated=replicated)
 
 
 def apply_tensor_parallel(model: nn.Module, group: Any, *, plan: TensorPlan | None = None) -> TensorAxis:
@@ -74,10 +77,15 @@ def shard_regions(model: nn.Module, plan: TensorPlan, axis: TensorAxis, *, shard
         has_dropout = shard_dropout and _has_dropout(owner)
         region = Region(axis, _dropout(model, region_plan, axis) if has_dropout else None)
         for name, style in region_plan.layers():
-            num_sections = region_plan.num_sections if style == "column" else 1
-            shard_layer(model.get_submodule(name), style, region, num_sections)
+            sections = region_plan.sections if style == "column" else (1,)
+            shard_layer(model.get_submodule(name), style, region, sections)
         for attribute in region_plan.attributes:
             setattr(owner, attribute, getattr(owner, attribute) // axis.num_workers)
+        if region_plan.config_attributes:  # the configuration is shared with the whole model
+            config = copy.copy(owner.config)
+            for attribute in region_plan.config_attributes:
+                setattr(config, attribute, getattr(config, attribute) // axis.num_workers)
+            owner.config = config
         owner.register_forward_pre_hook(region.begin)
         owner.register_forward_hook(region.end, always_call=True)
 

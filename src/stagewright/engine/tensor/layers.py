@@ -30,12 +30,13 @@ LAYOUTS = "_stagewright_shards"
 class ShardLayout:
     """Which shard of a parameter this worker holds.
 
-    The sharded dimension consists of equal sections (3 if query, key and value are packed into one weight, else 1).
+    The sharded dimension consists of sections, one for each of query, key and value if they are packed into one weight.
     Each section is split over the workers; a worker concatenates its shards of all sections.
     """
 
     dim: int
-    num_sections: int
+    sections: tuple[int, ...]
+    """Relative sizes of the sections."""
     axis: Axis
 
     def shard(self, full: torch.Tensor) -> torch.Tensor:
@@ -54,10 +55,11 @@ class ShardLayout:
         """
         shards = self.axis.all_gather(shard)
         sections = [self._sections(tensor if device is None else tensor.to(device)) for tensor in shards]
-        return torch.cat([held[index] for index in range(self.num_sections) for held in sections], self.dim)
+        return torch.cat([held[index] for index in range(len(self.sections)) for held in sections], self.dim)
 
     def _sections(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tensor.chunk(self.num_sections, self.dim)
+        unit = tensor.shape[self.dim] // sum(self.sections)
+        return torch.split(tensor, [unit * size for size in self.sections], self.dim)
 
 
 class Region:
@@ -145,11 +147,25 @@ class _Shared(nn.Module):
                 self._parameters[name] = value
 
 
-_STYLES: dict[str, type[nn.Module]] = {"column": _Column, "row": _Row, "shared": _Shared}
+class _Norm(nn.Module):
+    """An RMS norm over the features of all heads, of which this worker holds a shard."""
+
+    _region: Region
+    weight: torch.Tensor
+    variance_epsilon: float
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        axis, values = self._region.axis, x.float()
+        squares = axis.copy_to_region(axis.reduce_from_region(values.square().sum(-1, keepdim=True)))
+        scale = torch.rsqrt(squares / (x.size(-1) * axis.num_workers) + self.variance_epsilon)
+        return (self.weight * (values * scale)).to(x.dtype)
+
+
+_STYLES: dict[str, type[nn.Module]] = {"column": _Column, "row": _Row, "shared": _Shared, "norm": _Norm}
 _classes: dict[tuple[str, type], type] = {}
 
 
-def shard_layer(layer: nn.Module, style: str, region: Region, num_sections: int = 1) -> None:
+def shard_layer(layer: nn.Module, style: str, region: Region, sections: tuple[int, ...] = (1,)) -> None:
     """Make a layer part of a region, in place: change its class and sizes, keep this worker's shard of the weights."""
     kind = type(layer)
     if (style, kind) not in _classes:
@@ -158,19 +174,20 @@ def shard_layer(layer: nn.Module, style: str, region: Region, num_sections: int 
     if style != "shared":
         # nn.Linear stores (out, in), transformers' Conv1D (in, out).
         is_linear = isinstance(layer, nn.Linear)
-        out_dim, in_dim = (0, 1) if is_linear else (1, 0)
-        dims = {"weight": out_dim if style == "column" else in_dim}
+        out_dim, in_dim = (0, 1) if is_linear or style == "norm" else (1, 0)
+        dims = {"weight": in_dim if style == "row" else out_dim}
         if style == "column" and getattr(layer, "bias", None) is not None:
             dims["bias"] = 0
-        layouts = {name: ShardLayout(dim=dim, num_sections=num_sections, axis=axis) for name, dim in dims.items()}
+        layouts = {name: ShardLayout(dim=dim, sections=sections, axis=axis) for name, dim in dims.items()}
         for name, layout in layouts.items():
             parameter = layer.get_parameter(name)
             # Keep the parameter object: the caller may hold references to it.
             parameter.grad = None
             parameter.data = layout.shard(parameter.data)
         setattr(layer, LAYOUTS, layouts)
-        size = {"column": ("out_features", "nf"), "row": ("in_features", "nx")}[style][0 if is_linear else 1]
-        setattr(layer, size, getattr(layer, size) // axis.num_workers)
+        if style != "norm":
+            size = {"column": ("out_features", "nf"), "row": ("in_features", "nx")}[style][0 if is_linear else 1]
+            setattr(layer, size, getattr(layer, size) // axis.num_workers)
     layer.__class__ = _classes[style, kind]
     layer._region = region  # type: ignore[assignment]
     layer._transposed = not isinstance(layer, nn.Linear)  # type: ignore[assignment]

@@ -1,60 +1,27 @@
 """Find the tensor-parallel regions of a model by the layer names that transformer families use.
 
 A pattern is matched at every module. A match by name is then verified by shapes and by what the attention's code
-reads, and rejected if its meaning is uncertain: a wrong guess would silently train a different function.
+reads, and rejected if its meaning is uncertain: a wrong guess would silently train a different function. Rejected
+layers stay replicated, with the reason; a model of which no layer can be split is refused.
 Pure functions of the module tree; the model is not changed.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
+from stagewright.engine.tensor.patterns import ATTENTION, FEED_FORWARD, Pattern
 from stagewright.errors import UsageError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pattern:
-    """Names of the layers of one region, as in ``RegionPlan``, relative to the module where the pattern matches."""
-
-    columns: tuple[str, ...]
-    row: str
-    owner: str = ""
-    num_sections: int = 1
-    layer_classes: tuple[str, ...] = ("Linear",)
-    owner_classes: tuple[str, ...] = ()
-    """Owner classes for which the pattern is certain; empty: any class."""
-
-
-_CONV1D = ("Conv1D",)
-_ATTENTION = (
-    _Pattern(columns=("q_proj", "k_proj", "v_proj"), row="o_proj"),  # Llama, Mistral, Qwen, ViT, DeiT
-    _Pattern(columns=("q_proj", "k_proj", "v_proj"), row="out_proj"),  # OPT, BART, CLIP, GPT-J
-    _Pattern(columns=("q_proj", "k_proj", "v_proj"), row="dense"),  # Phi
-    _Pattern(columns=("self.query", "self.key", "self.value"), row="output.dense", owner="self"),  # BERT, RoBERTa
-    _Pattern(columns=("attention.query", "attention.key", "attention.value"), row="output.dense", owner="attention"),
-    _Pattern(columns=("q_lin", "k_lin", "v_lin"), row="out_lin"),  # DistilBERT
-    _Pattern(columns=("c_attn",), row="c_proj", num_sections=3, layer_classes=_CONV1D),  # GPT-2
-    # GPT-NeoX packs query, key and value head by head, so each head is contiguous.
-    _Pattern(columns=("query_key_value",), row="dense", owner_classes=("GPTNeoXAttention",)),
-)
-_FEED_FORWARD = (
-    _Pattern(columns=("gate_proj", "up_proj"), row="down_proj"),
-    _Pattern(columns=("up_proj",), row="down_proj"),  # Nemotron, DINOv3
-    _Pattern(columns=("fc1",), row="fc2"),
-    _Pattern(columns=("c_fc",), row="c_proj", layer_classes=("Conv1D", "Linear")),  # GPT-2; GPT-Neo, StarCoder 2
-    _Pattern(columns=("intermediate.dense",), row="output.dense"),
-    _Pattern(columns=("dense_h_to_4h",), row="dense_4h_to_h"),
-    _Pattern(columns=("fc_in",), row="fc_out"),  # GPT-J
-    _Pattern(columns=("lin1",), row="lin2"),
-    _Pattern(columns=("intermediate_dense",), row="output_dense"),  # wav2vec 2
-)
 # Norms that an attention may apply to each head, with weights of one head's size.
 _HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+_WIDE_NORMS = ("q_norm", "k_norm")
 _PACKED_QKV = ("qkv", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "in_proj")
 # Weights with one value per head that a model adds to attention scores, often from outside the attention module.
 _HEAD_BIASES = ("relative_position_bias", "relative_attention_bias", "rel_pos_bias")
@@ -80,47 +47,53 @@ class RegionPlan:
     """Row-parallel layer: input features are sharded."""
     shared_layers: tuple[str, ...] = ()
     """Replicated layers inside the region; their gradients are all-reduced."""
-    num_sections: int = 1
-    """Number of equal sections packed into a column-parallel layer (3 for query, key and value)."""
+    wide_norms: tuple[str, ...] = ()
+    """RMS norms over the features of all heads, which are sharded like these features."""
+    sections: tuple[int, ...] = (1,)
+    """Relative sizes of the sections packed into a column-parallel layer (query, key and value heads)."""
     divisible: dict[str, int] = field(default_factory=dict)
     """Sizes that the number of workers must divide, by their name in error messages."""
     attributes: tuple[str, ...] = ()
     """Attributes of the owner (number of heads, widths) to divide by the number of workers."""
+    config_attributes: tuple[str, ...] = ()
+    """The same of the owner's configuration."""
 
     def layers(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and parallel style of each layer: ``column``, ``shared`` or ``row``."""
+        """Yield the name and parallel style of each layer: ``column``, ``shared``, ``norm`` or ``row``."""
         yield from ((name, "column") for name in self.column_layers)
         yield from ((name, "shared") for name in self.shared_layers)
+        yield from ((name, "norm") for name in self.wide_norms)
         yield self.row_layer, "row"
 
 
-def find_regions(model: nn.Module) -> tuple[RegionPlan, ...]:
-    """Find the regions of all transformer blocks, in module order; raise if the meaning of a layer is uncertain."""
+def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
+    """Find the regions of a model, in module order; raise if there are none.
+
+    Also return why other attentions or feed-forward layers stay replicated: the first reason, "" if there are none.
+    """
     modules = dict(model.named_modules())
     holders = _holders(model)
-    regions: list[RegionPlan] = []
-    blocks: dict[str, None] = {}
-    for name, module in modules.items():
-        pattern = _match(module, _ATTENTION)
-        if pattern is not None:
-            regions.append(_attention(name, module, pattern, holders))
-            blocks[_block(name, modules)] = None
+    regions, reasons = _find_attentions(model, modules, holders)
+    row_layers = {region.row_layer for region in regions}
+    blocks = [_block(name, modules) for name, module in modules.items() if _match(module, ATTENTION)]
+    matches = {name: pattern for name, module in modules.items() if (pattern := _match(module, FEED_FORWARD))}
+    counts = Counter(type(modules[name]) for name in matches)
+    for name, pattern in matches.items():
+        module = modules[name]
+        # A pair of layers that occurs once, outside of a block, may be anything.
+        is_inside = any(name == block or not block or name.startswith(f"{block}.") for block in blocks)
+        is_known = is_inside or bool(pattern.owner_classes) or counts[type(module)] > 1
+        if not is_known or _join(name, pattern.row) in row_layers:
+            continue
+        try:
+            regions.append(_feed_forward(name, module, pattern, holders))
+        except UsageError as error:
+            reasons.append(str(error))
     if not regions:
-        raise UsageError(_no_attention(model, modules))
-    for name, _ in model.named_parameters():
-        if any(bias in name for bias in _HEAD_BIASES):
-            raise UsageError(
-                f"tensor parallelism can't split {type(model).__name__}: {name} holds one value per head, but how "
-                "the heads use it is unknown; use data or pipeline instead"
-            )
-    for block in blocks:
-        for name, module in modules.items():
-            inside = name == block or not block or name.startswith(f"{block}.")
-            pattern = _match(module, _FEED_FORWARD) if inside else None
-            if pattern is not None and not any(region.row_layer == _join(name, pattern.row) for region in regions):
-                regions.append(_feed_forward(name, module, pattern, holders))
+        raise UsageError(reasons[0] if reasons else _no_attention(model, modules))
     order = {name: index for index, name in enumerate(modules)}
-    return tuple(sorted(regions, key=lambda region: order[region.column_layers[0]]))
+    reason = reasons[0].removesuffix("use data or pipeline instead").rstrip(" ;:") if reasons else ""
+    return tuple(sorted(regions, key=lambda region: order[region.column_layers[0]])), reason
 
 
 def _block(name: str, modules: dict[str, nn.Module]) -> str:
@@ -133,13 +106,37 @@ def _block(name: str, modules: dict[str, nn.Module]) -> str:
     return name
 
 
+def _find_attentions(
+    model: nn.Module, modules: dict[str, nn.Module], holders: dict[int, list[str]]
+) -> tuple[list[RegionPlan], list[str]]:
+    """Return the attentions that can be split, and why others can't."""
+    regions, reasons = [], []
+    for name, module in modules.items():
+        pattern = _match(module, ATTENTION)
+        if pattern is not None:
+            try:
+                regions.append(_attention(name, module, pattern, holders))
+            except UsageError as error:
+                reasons.append(str(error))
+    if not regions and not reasons:
+        reasons.append(_no_attention(model, modules))
+    for name, _ in model.named_parameters():
+        if any(bias in name for bias in _HEAD_BIASES):
+            reason = (
+                f"tensor parallelism can't split {type(model).__name__}: {name} holds one value per head, but how "
+                "the heads use it is unknown; use data or pipeline instead"
+            )
+            return [], [*reasons, reason]
+    return regions, reasons
+
+
 def layer_sizes(layer: nn.Module) -> tuple[int, int]:
     """Return the input and output features of an nn.Linear or Conv1D."""
     weight = layer.get_parameter("weight")
     return (weight.shape[1], weight.shape[0]) if isinstance(layer, nn.Linear) else (weight.shape[0], weight.shape[1])
 
 
-def _match(module: nn.Module, patterns: tuple[_Pattern, ...]) -> _Pattern | None:
+def _match(module: nn.Module, patterns: tuple[Pattern, ...]) -> Pattern | None:
     for pattern in patterns:
         layers = [_below(module, path) for path in (*pattern.columns, pattern.row)]
         owner = _below(module, pattern.owner)
@@ -150,7 +147,7 @@ def _match(module: nn.Module, patterns: tuple[_Pattern, ...]) -> _Pattern | None
     return None
 
 
-def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[int, list[str]]) -> RegionPlan:
+def _attention(name: str, module: nn.Module, pattern: Pattern, holders: dict[int, list[str]]) -> RegionPlan:
     owner = module.get_submodule(pattern.owner)
     where = f"{_join(name, pattern.owner)} ({type(owner).__name__})"
     columns, row = [module.get_submodule(path) for path in pattern.columns], module.get_submodule(pattern.row)
@@ -160,11 +157,12 @@ def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[in
             f"{where}: c_attn has {width} output features for {width_in} input features, so it does not pack "
             "query, key and value as GPT-2 does; tensor parallelism can't split it: use data or pipeline instead"
         )
-    if len(columns) == 1:
-        width //= 3
-    key_width = width if len(columns) == 1 else layer_sizes(columns[1])[1]
-    head_size = _head_size(owner, width, where)
     row_in, _ = layer_sizes(row)
+    if len(columns) == 1:
+        width, key_width = row_in, (width - row_in) // 2
+    else:
+        key_width = layer_sizes(columns[1])[1]
+    head_size = _head_size(owner, width, where)
     if (
         row_in != width
         or width % head_size
@@ -178,44 +176,60 @@ def _attention(name: str, module: nn.Module, pattern: _Pattern, holders: dict[in
         )
     heads, key_heads = width // head_size, key_width // head_size
     norms = tuple(path for path in _HEAD_NORMS if _is_head_norm(getattr(owner, path, None), head_size))
-    _require_only(owner, [*columns, row, *(owner.get_submodule(path) for path in norms)], where, heads)
+    wide = tuple(
+        path
+        for path in _WIDE_NORMS
+        if path not in norms and _is_wide_norm(getattr(owner, path, None), (width, key_width))
+    )
+    known = [*columns, row, *(owner.get_submodule(path) for path in (*norms, *wide))]
+    _require_only(owner, known, where, heads)
     _require_untied([*columns, row], holders, where)
+    attributes, config_attributes = _attributes_to_divide(owner, where, heads, key_heads, head_size)
     return RegionPlan(
         owner=_join(name, pattern.owner),
         column_layers=tuple(_join(name, path) for path in pattern.columns),
         row_layer=_join(name, pattern.row),
         shared_layers=tuple(_join(_join(name, pattern.owner), path) for path in norms),
-        num_sections=pattern.num_sections,
+        wide_norms=tuple(_join(_join(name, pattern.owner), path) for path in wide),
+        sections=(heads, key_heads, key_heads) if pattern.num_sections == 3 else (1,),
         divisible={"attention heads": heads, "key/value heads": key_heads},
-        attributes=_attributes_to_divide(owner, where, heads, key_heads, head_size),
+        attributes=attributes,
+        config_attributes=config_attributes,
     )
 
 
-def _feed_forward(name: str, module: nn.Module, pattern: _Pattern, holders: dict[int, list[str]]) -> RegionPlan:
+def _feed_forward(name: str, module: nn.Module, pattern: Pattern, holders: dict[int, list[str]]) -> RegionPlan:
     where = f"{name} ({type(module).__name__})"
     columns, row = [module.get_submodule(path) for path in pattern.columns], module.get_submodule(pattern.row)
     width_in, width = layer_sizes(columns[0])
     row_in, _ = layer_sizes(row)
-    if any(layer_sizes(layer) != (width_in, width) for layer in columns) or row_in != width:
+    if any(layer_sizes(layer) != (width_in, width) for layer in columns) or row_in * pattern.num_sections != width:
         raise UsageError(
             f"{where}: {' and '.join(pattern.columns)} have {width} output features but {pattern.row} has {row_in} "
             "input features, so the code in between mixes features; tensor parallelism can't split it: use data or "
             "pipeline instead"
         )
     is_direct = all("." not in path for path in pattern.columns) and not list(module.parameters(recurse=False))
-    if is_direct and not any(_match(submodule, _ATTENTION) for submodule in module.modules()):
+    is_certain = bool(pattern.owner_classes)
+    if is_direct and not is_certain and not any(_match(submodule, ATTENTION) for submodule in module.modules()):
         _require_only(module, [*columns, row], where, 0)
     _require_untied([*columns, row], holders, where)
     return RegionPlan(
         owner=name,
         column_layers=tuple(_join(name, path) for path in pattern.columns),
         row_layer=_join(name, pattern.row),
-        divisible={"inner features": width},
+        sections=(1,) * pattern.num_sections,
+        divisible={"inner features": row_in},
     )
 
 
-def _attributes_to_divide(owner: nn.Module, where: str, heads: int, key_heads: int, head_size: int) -> tuple[str, ...]:
-    """Return the attributes that must be divided by the number of workers; raise if that is uncertain for one."""
+def _attributes_to_divide(
+    owner: nn.Module, where: str, heads: int, key_heads: int, head_size: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the attributes of the owner and of its configuration that must be divided by the number of workers.
+
+    Raise if that is uncertain for one.
+    """
     read = {name for code in _methods(type(owner)) for name in code.co_names}
     if any("embed_dim" in code.co_varnames for code in _methods(type(owner))):
         raise UsageError(
@@ -227,10 +241,14 @@ def _attributes_to_divide(owner: nn.Module, where: str, heads: int, key_heads: i
         **dict.fromkeys(_KEY_HEAD_COUNTS, key_heads),
         **dict.fromkeys(_WIDTHS, heads * head_size),
     }
+    config_attributes = []
     sizes = {heads, key_heads, heads * head_size, key_heads * head_size, 3 * heads * head_size}
     for name in sorted(read):
         value = vars(owner).get(name)
         if value is None and name in _CONFIG_SIZES and "config" in read:
+            if getattr(vars(owner).get("config"), name, None) == divisible.get(name, 0):
+                config_attributes.append(name)
+                continue
             raise UsageError(
                 f"{where}: its code reads {name} of the whole model from the configuration; tensor parallelism can't "
                 "divide it for one worker: use data or pipeline instead"
@@ -240,9 +258,10 @@ def _attributes_to_divide(owner: nn.Module, where: str, heads: int, key_heads: i
                 f"{where}: its code reads {name} = {value}, which may be the size of all heads or the width of the "
                 "model; tensor parallelism can't tell which: use data or pipeline instead"
             )
-    return tuple(
+    own = [
         name for name, value in divisible.items() if type(vars(owner).get(name)) is int and vars(owner)[name] == value
-    )
+    ]
+    return tuple(own), tuple(config_attributes)
 
 
 def _methods(kind: type) -> Iterator[Any]:
@@ -270,6 +289,13 @@ def _head_size(owner: nn.Module, width: int, where: str) -> int:
 
 def _is_head_norm(layer: Any, head_size: int) -> bool:
     return isinstance(layer, nn.Module) and all(parameter.shape == (head_size,) for parameter in layer.parameters())
+
+
+def _is_wide_norm(layer: Any, widths: tuple[int, ...]) -> bool:
+    """Return whether a layer is an RMS norm over all heads, without anything but its weight."""
+    if not type(layer).__name__.endswith("RMSNorm") or not hasattr(layer, "variance_epsilon"):
+        return False
+    return [parameter.shape for parameter in layer.parameters()] in [[(width,)] for width in widths]
 
 
 def _require_only(owner: nn.Module, layers: list[nn.Module], where: str, heads: int) -> None:

@@ -5,7 +5,7 @@
                                         ╰─gradients─╯            data: groups (0, 2) for stage 0, (1, 3) for stage 1
 
 Each distinct message is measured once per trial; `count` is how often the step sends it. Gaps are the profiled times of
-the units between two messages. FSDP (`shard`) sends a reduce-scatter and an all-gather instead of an all-reduce.
+the units between two messages. FSDP and ZeRO send a reduce-scatter and an all-gather instead of an all-reduce.
 """
 
 from __future__ import annotations
@@ -137,11 +137,12 @@ def from_plan(
             ]
             backward_s = sum(unit.backward_s for unit in units[first : last + 1]) / mesh.tensor
             gradient_buckets = buckets([layer for layer in layers if layer[1]], _BUCKET_BYTES)
+            is_sharded = plan.shard or plan.zero > 0
             for bucket, size in gradient_buckets:
-                for chosen in ("reduce-scatter", "all-gather") if plan.shard else (algorithm,):
+                for chosen in ("reduce-scatter", "all-gather") if is_sharded else (algorithm,):
                     messages.append(
                         Message(
-                            name=f"gradients of {bucket}" + (f", {chosen}" if plan.shard else ""),
+                            name=f"gradients of {bucket}" + (f", {chosen}" if is_sharded else ""),
                             algorithm=chosen,
                             num_bytes=size,
                             groups=_groups(plan, "data", stage),

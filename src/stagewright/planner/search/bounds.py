@@ -99,8 +99,7 @@ def parameter_overflow(plan: Plan, topology: Topology, parameter_bytes: int) -> 
     """Return what parameters, gradients and optimizer states need on some worker for any cuts, if it does not fit."""
     limits = [_limit(plan, size) for size in topology.memory_limits()]
     known = [limit for limit in limits if limit is not None]
-    states_per_parameter = (1 + num_optimizer_states(plan)) / _num_shards(plan) + _unsharded_gradients(plan)
-    needed = parameter_bytes * states_per_parameter / plan.mesh.pipeline
+    needed = parameter_bytes * (_held_per_parameter(plan) + _unsharded_gradients(plan)) / plan.mesh.pipeline
     return None if len(known) < len(limits) else _format_overflow(needed, max(known))
 
 
@@ -124,7 +123,7 @@ def memory_overflow(costs: PlanCosts) -> str | None:
                 parameters += stage.parameter_bytes
                 activations += held * saved * min(costs.shares) if plan.training else 0
         # Activations are freed by the time all gradients exist.
-        needed = parameters * (1 + num_optimizer_states(plan)) / _num_shards(plan)
+        needed = parameters * _held_per_parameter(plan)
         needed += max(activations, parameters * _unsharded_gradients(plan))
         if needed > limit:
             return _format_overflow(needed, limit)
@@ -137,11 +136,16 @@ def _limit(plan: Plan, device_bytes: int | None) -> int | None:
 
 def _unsharded_gradients(plan: Plan) -> int:
     """Return 1 if gradients count in full; sharded ones are left out, since their shards are rounded."""
-    return int(plan.training and not plan.shard)
+    is_sharded = plan.shard or plan.zero == 2 or (plan.zero == 1 and plan.microbatches == 1)
+    return int(plan.training and not is_sharded)
 
 
-def _num_shards(plan: Plan) -> int:
-    return plan.mesh.data if plan.shard else 1
+def _held_per_parameter(plan: Plan) -> float:
+    """Return the parameters and optimizer states that a worker holds, as a multiple of its parameters."""
+    states = num_optimizer_states(plan)
+    if plan.shard:
+        return (1 + states) / plan.mesh.data
+    return 1 + states / (plan.mesh.data if plan.zero else 1)
 
 
 def _format_overflow(needed: float, limit: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The search space: every mesh × micro-batches × schedule × recomputation × FSDP × codec."""
+"""The search space: every mesh × micro-batches × schedule × recomputation × FSDP or ZeRO × codec."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class SearchSpace:
     schedules: Sequence[str]
     recomputes: Sequence[str]
     shards: Sequence[bool]
+    """Whether replicas use FSDP."""
+    zeros: Sequence[int]
+    """ZeRO stages of replicas without FSDP."""
     codecs: Sequence[str]
     max_tensor: int
     """Largest tensor parallel size."""
@@ -58,9 +61,12 @@ def enumerate_plans(
             space.recomputes if base.training else ("none",),
             space.schedules if mesh.pipeline > 1 else ("1f1b",),
             space.shards if mesh.data > 1 and mesh.pipeline == mesh.expert == 1 and base.training else (False,),
+            space.zeros if mesh.data > 1 and mesh.expert == 1 and base.training else (0,),
             space.codecs if mesh.pipeline > 1 else ("none",),
         )
-        for microbatches, recompute, schedule, shard, codec in options:
+        for microbatches, recompute, schedule, shard, zero, codec in options:
+            if (shard and zero) or (zero == 2 and microbatches == 1):  # ZeRO-1 is the same there
+                continue
             plan = replace(
                 base,
                 mesh=mesh,
@@ -68,6 +74,7 @@ def enumerate_plans(
                 schedule=schedule,  # type: ignore[arg-type]
                 recompute=recompute,  # type: ignore[arg-type]
                 shard=shard,
+                zero=zero,
                 stages=None,
                 cuts=(),
                 placement="auto",

@@ -52,6 +52,7 @@ def search(
     schedules: Sequence[str] = tuple(SCHEDULES),
     recomputes: Sequence[str] = ("none", "always"),
     shards: Sequence[bool] = (False, True),
+    zeros: Sequence[int] = (0, 1, 2),
     codecs: Mapping[str, LinkCodec] | None = None,
     extra_codecs: Mapping[str, LinkCodec] | None = None,
     innermost: Axis = "pipeline",
@@ -76,7 +77,12 @@ def search(
     result.is_serial_interpolated = source.model(baseline_size, 1).profile.source == "line"
     builder = CandidateBuilder(source, cluster, overheads, innermost, forecast.step_s)
     space = SearchSpace(
-        schedules=schedules, recomputes=recomputes, shards=shards, codecs=tuple(link_codecs), max_tensor=max_tensor
+        schedules=schedules,
+        recomputes=recomputes,
+        shards=shards,
+        zeros=zeros,
+        codecs=tuple(link_codecs),
+        max_tensor=max_tensor,
     )
     plans = enumerate_plans(base, source, num_devices, space)
     built = (builder.build(plan, codec, link_codecs.get(codec, NO_CODEC)) for plan, codec in plans)

@@ -34,6 +34,7 @@ class VerifiedPlan:
     schedule: str
     recompute: str
     shard: bool
+    zero: int
     forecast_s: float
     """Predicted step time."""
     measured_s: float
@@ -105,6 +106,7 @@ def verify(
                 schedule=plan.schedule,
                 recompute=str(plan.recompute),
                 shard=plan.shard,
+                zero=plan.zero,
                 forecast_s=forecast.step_s,
                 measured_s=result.latency_s,
                 forecast_memory_bytes=max(worker.memory.counted_bytes for worker in forecast.workers),

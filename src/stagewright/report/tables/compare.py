@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.tables.notes import loss_notes, parity_note
 from stagewright.runs.result import CompileReport, RunResult
+from stagewright.spec.strategy import sharding_name
 from stagewright.table import Cell, Table, number_columns, text_columns
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def format_rate(row: RunResult) -> str:
 
 def strategy_label(row: RunResult) -> str:
     """Name a strategy: ``data, FSDP``."""
-    return f"{row.strategy}, FSDP" if row.shard else str(row.strategy)
+    sharding = sharding_name(row.shard, row.zero)
+    return f"{row.strategy}, {sharding}" if sharding else str(row.strategy)
 
 
 def failure_tracebacks(rows: Sequence[RunResult]) -> list[str]:
@@ -123,6 +125,8 @@ def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
         lines.append(f"{label}: {match}; peak memory per worker {memory}{sent}")
         if row.compiled is not None:
             lines.append(f"{label}: {_compile_remark(row.compiled)}")
+        if row.replicated:
+            lines.append(f"{label}: every worker computes the layers that can't be split: {row.replicated}")
     return lines + [f"note: {line}" for line in (*loss_notes(rows), *_batch_size_notes(rows), *_bound_notes(rows))]
 
 

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from stagewright.errors import UsageError
 from stagewright.profiler.profile import Profile, amount_of
 from stagewright.simulator.action_graph import BACKWARD, ActionGraph, Floats
+from stagewright.simulator.collective import all_gather_s
 from stagewright.simulator.costs.action_times import ActionTimes, action_times
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
-from stagewright.simulator.costs.fsdp import exposed_reduce_scatter_s
+from stagewright.simulator.costs.fsdp import copy_s, exposed_reduce_scatter_s
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.stage_costs import (
@@ -109,7 +110,7 @@ class PlanCosts:
     def copies_gradients(self) -> bool:
         """Whether the first micro-batch's gradients are also copied, into the buckets of DistributedDataParallel."""
         plan = self.plan
-        return plan.training and plan.mesh.data > 1 and plan.mesh.pipeline == 1 and not plan.shard
+        return plan.training and plan.mesh.data > 1 and plan.mesh.pipeline == 1 and not plan.shard and not plan.zero
 
     def statistics_share(self, worker: int) -> float:
         """Return the fraction of batch norm's running statistics on a pipeline worker, by buffer bytes."""
@@ -147,13 +148,32 @@ class PlanCosts:
                 total += 2 * passes * stage.expert_row_bytes
         return int(total)
 
+    @property
+    def num_reduce_scatters(self) -> int:
+        """How often a step reduce-scatters each gradient over FSDP or ZeRO replicas."""
+        return len(self.shares) if self.plan.zero == 2 else 1
+
+    def held_parameter_bytes(self, worker: int) -> int:
+        """Return the bytes of a worker's parameters; one that two of its stages hold counts once."""
+        own = [index for index, stage in enumerate(self.stages) if stage.worker == worker]
+        repeated = sum(parameter.num_bytes for parameter in self.shared_parameters if parameter.later in own)
+        return sum(self.stages[index].parameter_bytes for index in own) - repeated
+
     def reduce_scatter_s(self, worker: int) -> float:
-        """Return the time that FSDP's reduce-scatters add to a worker's compute."""
+        """Return the time that the reduce-scatters of FSDP or ZeRO add to a worker's compute."""
         stages = [stage for stage in self.stages if stage.worker == worker]
         sizes = [self.gradients[unit][0] for stage in stages for unit in range(stage.first, stage.last + 1)]
-        return exposed_reduce_scatter_s(
+        return self.num_reduce_scatters * exposed_reduce_scatter_s(
             sizes, self.plan, self.topology, self.model_overheads, self.engine_overheads, self.contention
         )
+
+    def parameter_gather_s(self, worker: int) -> float:
+        """Return the time of ZeRO's all-gather of a worker's parameters after the optimizer step."""
+        if not self.plan.zero:
+            return 0.0
+        num_bytes = self.held_parameter_bytes(worker)
+        seconds = all_gather_s(self.topology.group("data"), num_bytes)
+        return seconds + copy_s(num_bytes, self.plan, self.model_overheads) * self.contention if seconds else 0.0
 
 
 def plan_costs(

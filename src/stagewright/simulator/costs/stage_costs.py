@@ -150,8 +150,9 @@ class StageCostBuilder:
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self.experts = experts
         self._expert_group = topology.expert_group()
-        # With several micro-batches, FSDP keeps gradients unsharded until the last one.
-        self._gradient_share = 1 / plan.mesh.data if plan.shard and num_microbatches == 1 else 1.0
+        # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one.
+        is_sharded = plan.zero == 2 or ((plan.shard or plan.zero == 1) and num_microbatches == 1)
+        self._gradient_share = 1 / plan.mesh.data if is_sharded else 1.0
 
     def build(self, index: int, first: int, last: int, existing_gradients: Mapping[int, int]) -> StageCosts:
         """Compute the costs of stage `index` with the units first … last.

@@ -134,7 +134,7 @@ class _Rank:
         before = list(self.backward.values())
         if costs.plan.mesh.data > 1:
             kind, group = (
-                Collective.REDUCE_SCATTER if costs.plan.shard else Collective.ALL_REDUCE,
+                Collective.REDUCE_SCATTER if costs.plan.shard or costs.plan.zero else Collective.ALL_REDUCE,
                 f"data-{tensor}-{worker}",
             )
             for index, last in self.backward.items():

@@ -81,6 +81,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
         if value != usual:
             words += [name, value]
     words += ["--shard"] if plan.shard else []
+    words += ["--zero", str(plan.zero)] if plan.zero else []
     words += [] if plan.training else ["--inference"]
     return words
 

@@ -63,7 +63,7 @@ class AnalyticSearch:
         schedules: Sequence[str] = tuple(SCHEDULES),
         recomputes: Sequence[str] = ("none", "always"),
         shards: Sequence[bool] = (False, True),
-        zeros: Sequence[int] = (0, 1, 2),
+        zeros: Sequence[int] = (0,),
         codecs: Sequence[str] = ("none",),
         extra_codecs: Sequence[str] = (),
         max_tensor: int = 64,

@@ -52,7 +52,7 @@ def search(
     schedules: Sequence[str] = tuple(SCHEDULES),
     recomputes: Sequence[str] = ("none", "always"),
     shards: Sequence[bool] = (False, True),
-    zeros: Sequence[int] = (0, 1, 2),
+    zeros: Sequence[int] = (0,),
     codecs: Mapping[str, LinkCodec] | None = None,
     extra_codecs: Mapping[str, LinkCodec] | None = None,
     innermost: Axis = "pipeline",

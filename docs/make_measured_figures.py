@@ -47,6 +47,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         overhead.live_page,
         reliability.faults,
         reliability.two_machines,
+        reliability.resume_matrix,
     )
 }
 

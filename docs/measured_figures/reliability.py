@@ -79,3 +79,15 @@ def _plan_text(row: dict[str, Any]) -> str:
     if row["schedule"]:
         parts.append(row["schedule"])
     return ", ".join(parts)
+
+
+def resume_matrix() -> str:
+    record = load_record("resume_matrix")
+    layouts = list(record["pairs"])
+    lines = [(before, *(f"{record['pairs'][before][after]:.0e}" for after in layouts)) for before in layouts]
+    text = (
+        f"The largest relative difference of a loss is {record['worst']:.1e}, and that of an optimizer state "
+        f"{record['worst_state']:.1e}; both may be {record['tolerance']:.0e}. Without optimizer states the losses "
+        f"would differ by {record['without_states']:.1e}."
+    )
+    return source("resume_matrix") + "\n" + table(("saved under", *layouts), lines) + "\n" + paragraph(text)

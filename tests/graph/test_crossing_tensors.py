@@ -137,3 +137,30 @@ def test_what_crosses_in_transformers(with_mask: bool) -> None:
     hidden = ((2, 8, 32), "float32")
     mask_as_booleans = ((2, 1, 1, 8), "bool")  # an eighth of the int64 mask that the user passed
     assert shapes(graph)[1] == ([mask_as_booleans, hidden] if with_mask else [hidden])
+
+
+class WrittenMask(nn.Module):
+    """A mask that glue writes slice by slice before the cut and units use after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        mask = torch.zeros(1, 6)
+        mask[:, 2:4] = 2.0
+        mask[:, 4:] = 3.0
+        x = self.layers[1](x * mask)
+        result: torch.Tensor = self.layers[2](x + mask)
+        return result
+
+
+def test_a_tensor_that_was_written_to_is_not_rebuilt() -> None:
+    model, x = WrittenMask().eval(), torch.randn(2, 6)
+    graph = capture(model, (x,))
+    for cut in range(2):
+        values = graph.flatten((x,), {})
+        for stage in graph.stages([cut]):
+            values = stage(*values)
+        assert torch.equal(graph.unflatten(values), model(x))

@@ -5,7 +5,7 @@ arithmetic, and reads of a parameter (so that no parameter is held twice). All o
 stage that needs them recomputes them.
 
 Writes are tracked by *alias set* (a tensor and its views). A read before a write to its alias set must not be
-recomputed after that write.
+recomputed after that write, and neither must the tensor that was written to.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Glue:
         if is_view(node):
             return True  # a view of what was sent sees the same writes
         start = self.position[node]
-        return not any(self.written_between(source, start, boundary) for source in node.all_input_nodes)
+        return not any(self.written_between(value, start, boundary) for value in (node, *node.all_input_nodes))
 
     def sendable(self, node: fx.Node, boundary: int) -> bool:
         """Whether a value may be sent: a tensor of known shape that no later write changes through another view."""

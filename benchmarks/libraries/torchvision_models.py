@@ -22,7 +22,7 @@ CLASSIFICATION: dict[str, int] = {
     "resnext50_32x4d": 64,
     "densenet121": 64,
     "googlenet": 64,
-    "inception_v3": 96,
+    "inception_v3": 299,
     "squeezenet1_1": 64,
     "mobilenet_v2": 64,
     "mobilenet_v3_small": 64,

@@ -48,6 +48,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         reliability.faults,
         reliability.two_machines,
         reliability.resume_matrix,
+        reliability.damaged_input,
     )
 }
 

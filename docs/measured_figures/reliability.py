@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from typing import Any
 
 from measured_figures.markdown import load_record, ms, paragraph, signed, source, table
@@ -18,10 +19,14 @@ def faults() -> str:
     right = sum(row["ok"] for row in rows)
     resumed = [row for row in rows if row["resumed"]]
     same = sum(row["same_losses"] for row in resumed)
+    left = record["faults"] - len(rows)
+    machines = Counter(row["machine"] for row in rows)
+    ran = " and ".join(f"{count} on {machine}" for machine, count in machines.most_common())
     text = (
-        f"Of the {record['faults']} faults of seed {record['seed']}, {len(rows)} have been run so far; {right} of "
-        f"these ended as wanted. {same} of the {len(resumed)} runs that had a checkpoint and were resumed had exactly "
-        f"the losses of an uninterrupted run. The time limit of hangs was {record['hang_s']:g} s."
+        f"Seed {record['seed']}: {right} of {len(rows)} faults ended as wanted"
+        f"{f'; {left} have not been run' if left else ''}. {same} of the {len(resumed)} runs that had a checkpoint and "
+        f"were resumed had exactly the losses of an uninterrupted run. The time limit of hangs was "
+        f"{record['hang_s']:g} s. {ran}."
     )
     head = ("fault", "runs", "as wanted", "end, median", "end, longest", "resumed", "not as wanted")
     return source("faults") + "\n" + table(head, lines) + "\n" + paragraph(text)
@@ -91,3 +96,33 @@ def resume_matrix() -> str:
         f"would differ by {record['without_states']:.1e}."
     )
     return source("resume_matrix") + "\n" + table(("saved under", *layouts), lines) + "\n" + paragraph(text)
+
+
+_TARGETS = {
+    "events": "events, memory, clock of a trace",
+    "checkpoint": "checkpoint: index and safetensors",
+    "profile": "profile cache",
+    "codec": "codec bytes",
+    "wire": "fabric messages and handshake",
+    "Chakra": "Chakra trace",
+    "live page": "requests of the live page",
+    "watch": "live view (`watch`)",
+    "runs": "list of runs",
+    "index": "index of runs",
+}
+
+
+def damaged_input() -> str:
+    record = load_record("damaged_input")
+    lines = [
+        (
+            _TARGETS.get(row["name"], row["name"]),
+            f"{row['num_cases']:,}",
+            str(row["num_wrong"]),
+            f"{row['slowest_s']:.2f} s",
+            f"{row['grown_bytes'] / 2**20:.0f} MiB",
+        )
+        for row in record["rows"]
+    ]
+    head = ("target", "cases", "other than a clear error", "slowest, CPU time", "memory")
+    return source("damaged_input") + "\n" + table(head, lines, right=True)

@@ -168,6 +168,8 @@ def test_it_is_a_callback_of_trainers(tmp_path: Path) -> None:
     assert run._loss == 0.5
     run.on_train_end("args", "state", "control")
     assert run._is_stopped
+    assert run.state_dict() == {}
+    assert run.state_dict.__code__ is not None, "Lightning compares the code of methods with that of its own callback"
     with pytest.raises(AttributeError):
         _ = run.unknown
 

@@ -163,7 +163,7 @@ class Attached:
         if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
             return lambda *args, **kwargs: None
         if name == "state_dict":
-            return dict
+            return lambda: {}  # noqa: PIE807  # Lightning looks at the code of its callbacks' methods
         if name == "state_key":
             return "stagewright.attach"
         raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""A device of one worker: `cuda:0`, or a pinned set of cores such as `cpu:0-1`.
+"""A device of one worker: `cuda:0`, a share of its SMs such as `cuda:0/8`, or a pinned set of cores such as `cpu:0-1`.
 
 Without pinning, a single-threaded run moves between cores and shares caches with other processes, so a CPU device pins
 all threads of the process and sets torch's number of threads to the number of cores. Where the system has no affinity
@@ -17,12 +17,13 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stagewright.errors import UsageError
+from stagewright.gpu_sharing.mps import check_share, is_cuda_used, start_daemon, use_share
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,7 @@ _ARM_PARTS = {
     ("0x41", "0xd4f"): "Arm Neoverse-V2",
     ("0xc0", "0xac3"): "Ampere-1",
 }
+MAX_SHARE = 64
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _keeps_freed_memory = False  # glibc has no query for it
 
@@ -54,17 +56,26 @@ class Device:
     """Cores of a CPU device, ascending; empty for CUDA."""
     index: int = 0
     """Index of a CUDA device; 0 for a CPU device."""
+    share: int = 1
+    """The worker has 1/share of the SMs of its CUDA device."""
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Parse `cpu`, `cpu:0`, `cpu:0-1`, `cpu:0,2`, `cuda` or `cuda:0`; `cpu` means all cores available."""
+        """Parse `cpu` (all cores available), `cpu:0`, `cpu:0-1`, `cpu:0,2`, `cuda`, `cuda:0` or `cuda:0/8`."""
         kind, colon, rest = text.strip().partition(":")
         if kind == "cpu":
             cores = _cores(text, rest) if colon else tuple(sorted(available_cores()))
             return cls(text=text.strip(), kind="cpu", cores=cores)
-        if kind == "cuda" and (not colon or re.fullmatch(r"\d+", rest)):
-            return cls(text=text.strip(), kind="cuda", index=int(rest or 0))
-        raise UsageError(f"{text!r} is not a device; write cpu, cpu:0, cpu:0-1, cpu:0,2, cuda or cuda:0")
+        if kind == "cuda" and not colon:
+            return cls(text=text.strip(), kind="cuda")
+        if kind == "cuda" and (match := re.fullmatch(r"(\d{1,9})(?:/(\d{1,9}))?", rest)):
+            share = int(match[2] or 1)
+            if not 1 <= share <= MAX_SHARE:
+                raise UsageError(
+                    f"{text!r}: a GPU has at most {MAX_SHARE} shares, not {share}; write for example cuda:{match[1]}/8"
+                )
+            return cls(text=text.strip(), kind="cuda", index=int(match[1]), share=share)
+        raise UsageError(f"{text!r} is not a device; write cpu, cpu:0, cpu:0-1, cpu:0,2, cuda, cuda:0 or cuda:0/8")
 
     def __str__(self) -> str:
         return self.text
@@ -80,13 +91,22 @@ class Device:
 
         if self.kind == "cpu":
             return torch.device("cpu")
-        num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.index >= num_devices:
-            seen = f"{num_devices} GPU{'s' if num_devices != 1 else ''}" if num_devices else "no GPU"
-            raise UsageError(f"the plan uses {self.text}, but torch sees {seen} here; use another device, like cpu:0")
+        self._check_present()
+        use_share(self.index, self.share)
+        if self.share > 1:
+            check_share(self.text, torch.cuda.get_device_properties(self.index).multi_processor_count)
         # Autograd's thread warns once in each process and then creates the context.
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
         return torch.device("cuda", self.index)
+
+    def _check_present(self) -> None:
+        import torch
+
+        # NVML counts without using CUDA: a process must name its share of a GPU before that.
+        num_devices = torch.cuda.device_count()
+        if self.index >= num_devices:
+            seen = f"{num_devices} GPU{'s' if num_devices != 1 else ''}" if num_devices else "no GPU"
+            raise UsageError(f"the plan uses {self.text}, but torch sees {seen} here; use another device, like cpu:0")
 
     def release_memory(self) -> None:
         """Release unused GPU memory of torch's allocator; does nothing for a CPU."""
@@ -97,12 +117,13 @@ class Device:
             torch.cuda.empty_cache()
 
     def hardware_name(self) -> str:
-        """Return the vendor's name of the processor or GPU."""
+        """Return the vendor's name of the processor or GPU, and the share of its SMs."""
         if self.kind == "cpu":
             return _processor_name()
         import torch
 
-        return torch.cuda.get_device_name(self.torch_device())
+        name = torch.cuda.get_device_name(self.torch_device())
+        return name if self.share == 1 else f"{name}, 1/{self.share} of its SMs"
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[bool]:
@@ -132,13 +153,45 @@ class Device:
                 _set_mask(thread, masks_before.get(thread, main_mask))
 
 
+def are_separate(devices: Sequence[str]) -> bool:
+    """Whether no two workers compute on the same core or the same SMs."""
+    whole = [device for device in devices if Device.parse(device).share == 1]
+    return len(set(whole)) == len(whole)
+
+
+def check_devices(devices: Iterable[str]) -> None:
+    """Raise UsageError if a core or GPU does not exist here, or a GPU has more shares than it can give.
+
+    If a worker has a share of a GPU, the MPS daemon of this process is started, for the workers that it starts, and the
+    process itself is limited to the first worker's share.
+    """
+    parsed = [Device.parse(device) for device in devices]
+    for device in parsed:
+        if device.kind == "cuda":
+            device._check_present()
+    for device in parsed:
+        if device.share > 1:
+            taken = [other for other in parsed if other.kind == "cuda" and other.index == device.index]
+            if sum(1 / other.share for other in taken) > 1 + 1e-9:
+                names = ", ".join(other.text for other in taken)
+                raise UsageError(
+                    f"the plan uses {names}, which is more than all of cuda:{device.index}; use smaller shares, like "
+                    f"cuda:{device.index}/{len(taken)}"
+                )
+            start_daemon(device.text)
+    first = next((device for device in parsed if device.share > 1), None)
+    if first is not None and not is_cuda_used():
+        use_share(first.index, first.share)
+
+
 def pin_process(device: Device) -> bool:
-    """Pin this process to a CPU device permanently; call it before torch is imported.
+    """Pin this process to a CPU device, or to its share of a GPU, permanently; call it before torch is imported.
 
     Also sets the environment variables for the libraries' number of threads. Returns whether threads are pinned: False
     for CUDA and where the system can't pin.
     """
     if device.kind != "cpu":
+        use_share(device.index, device.share)
         return False
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = str(device.num_threads)

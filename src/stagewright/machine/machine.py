@@ -166,11 +166,11 @@ def describe_choice(devices: Sequence[str]) -> str | None:
     distinct = list(dict.fromkeys(devices))
     if len(distinct) == len(devices):
         return None
-    cores = ",".join(f"cpu:{core}" for core in spread_cores()[: len(devices)])
+    shares = ",".join([f"{distinct[0]}/{max(8, len(devices))}"] * len(devices))
     return (
         f"{len(devices)} devices were asked for and torch sees {len(distinct)} GPU{'s' if len(distinct) > 1 else ''}: "
         f"{len(devices)} workers share {_list(distinct)}, so results are verified, but no speed-up can be seen; "
-        f"--devices {cores} uses cores instead"
+        f"--devices {shares} gives each worker SMs of its own (CUDA MPS), and compares with one such share"
     )
 
 

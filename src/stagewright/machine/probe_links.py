@@ -1,7 +1,8 @@
 """Measure the link between two devices of this machine with two pinned processes.
 
 The processes (`link_worker`) find each other through a file and communicate through Gloo over the loopback interface,
-as CPU workers of a run do; two GPUs communicate through NCCL. Both processes have ended when this returns.
+as CPU workers of a run do; two GPUs communicate through NCCL, two shares of one GPU through its memory. Both processes
+have ended when this returns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Links
+from stagewright.cluster.device import Device, are_separate, check_devices
 from stagewright.errors import RunError
+from stagewright.gpu_sharing.process_group import BACKEND as SHARED_MEMORY
 from stagewright.machine.link_fit import LinkPoint, MeasuredLink, fit_collective, fit_link
 from stagewright.machine.machine import Machine
 
@@ -32,7 +35,7 @@ def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: floa
     Measuring takes about `budget_s`, starting the processes some seconds more; after `limit_s` they are ended.
     """
     assert len(devices) == 2, "a link has two ends"
-    backend = "nccl" if all(device.startswith("cuda") for device in devices) else "gloo"
+    backend = _backend([Device.parse(device) for device in devices])
     with tempfile.TemporaryDirectory(prefix="stagewright-link-") as folder:
         ends: list[subprocess.Popen[str]] = []
         logs = [Path(folder) / f"end-{rank}.log" for rank in range(2)]
@@ -58,9 +61,16 @@ def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: floa
                 if end.stdout is not None:
                     end.stdout.close()
     answer = json.loads(output.splitlines()[-1])
-    pinned = answer["pinned"] and devices[0] != devices[1]
+    pinned = answer["pinned"] and are_separate(devices)
     measured = fit_link([LinkPoint(**point) for point in answer["points"]], pinned=pinned, backend=backend)
     return replace(measured, collective=fit_collective([LinkPoint(**point) for point in answer["sums"]]))
+
+
+def _backend(devices: Sequence[Device]) -> str:
+    if any(device.share > 1 for device in devices):
+        check_devices([device.text for device in devices])
+        return SHARED_MEMORY
+    return "nccl" if all(device.kind == "cuda" for device in devices) else "gloo"
 
 
 def _environment() -> dict[str, str]:

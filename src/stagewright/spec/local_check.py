@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagewright.cluster.device import Device
+from stagewright.cluster.device import check_devices
 from stagewright.codecs.registry import check_codec
 from stagewright.spec.plan import Plan
 from stagewright.user_code import is_user_defined
@@ -47,9 +47,3 @@ def check_user_code(plan: Plan) -> None:
     for codec in (plan.codec, plan.codec_backward or ()):
         for name in (codec,) if isinstance(codec, str) else codec:
             check_codec(name)
-
-
-def check_devices(devices: tuple[str, ...]) -> None:
-    """Raise UsageError if a core or GPU does not exist on this machine."""
-    for device in dict.fromkeys(devices):
-        Device.parse(device).torch_device()

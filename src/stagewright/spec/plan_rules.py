@@ -30,7 +30,7 @@ RECOMPUTES = ("none", "always", "except-last")
 MAX_WORKERS = 131_072
 MAX_STAGES = 16_384
 MAX_MICROBATCHES = 2**20
-_DEVICE = re.compile(r"cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?|cuda(:\d+)?")
+_DEVICE = re.compile(r"cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?|cuda(:\d+(/\d+)?)?")
 
 
 def check_plan(plan: Plan) -> None:
@@ -152,7 +152,7 @@ def _check_devices(plan: Plan) -> None:
         )
     for device in plan.devices:
         if not _DEVICE.fullmatch(device):
-            raise UsageError(f"{device!r} is not a device; write cpu:0, cpu:0-1, cpu:0,2 or cuda:0")
+            raise UsageError(f"{device!r} is not a device; write cpu:0, cpu:0-1, cpu:0,2, cuda:0 or cuda:0/8")
     kinds = sorted({device.partition(":")[0] for device in plan.devices})
     if len(kinds) > 1:
         raise UsageError(f"devices of {' and '.join(kinds)} in one plan can't communicate: use one kind")

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from stagewright.cluster.device import Device
+from stagewright.cluster.device import check_devices
 from stagewright.engine.launch.agent import LOOPBACK, POLL_S, Agent, Loopback
 from stagewright.engine.launch.fork_server import replaced_handlers
 from stagewright.engine.worker.faults import root_cause, worker_folder
@@ -47,8 +47,7 @@ def launch(
     run is ended after ``hang_s`` without progress of any worker, or after ``timeout_s`` in total. ``on_poll`` is called
     repeatedly, to show progress; an exception from it ends the run.
     """
-    for device in dict.fromkeys(plan.devices):
-        Device.parse(device).torch_device()  # a missing GPU is reported before workers start
+    check_devices(plan.devices)  # a missing GPU is reported before workers start
     folder = run_folder.path.resolve()
     if not (folder / "plan.toml").exists():
         run_folder.write_plan(plan)

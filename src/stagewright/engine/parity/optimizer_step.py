@@ -1,7 +1,7 @@
 """Compare the optimizer step of a plan with torch's optimizer on a single tensor.
 
     what each worker holds ─► the plan's clipping and optimizer ─► parameters; then they are restored
-    the same on the host   ─► torch's optimizer, one tensor at a time ─► expected
+    copies on the host     ─► torch's optimizer, one tensor at a time ─► expected
 
 Both start from the plan's gradients, which have been compared with the baseline's: Adam amplifies a gradient's rounding
 error. The clipping norm is the baseline's. Optimizers change each element separately, so a shard is as good as a full
@@ -46,16 +46,16 @@ def compare_optimizer_step(runner: StepRunner, make: MakeOptimizer, baseline: Ba
     clipped_gradients = _gradients(runner) if clip is not None else {}
     errors = {}
     for name, parameter in trained.items():
-        value, gradient = before[name], gradients.get(name)
-        expected = value if gradient is None else _step_alone(value, gradient * scale, make)
-        errors[f"the optimizer step of {name}"] = _error(_copy_to_host(parameter), expected, value)
+        held = _local(parameter.detach())
+        value, gradient = before[name].to(held.device), gradients.get(name)
+        expected = value if gradient is None else _step_alone(value, gradient.to(held.device) * scale, make)
+        errors[f"the optimizer step of {name}"] = _error(held, expected, value)
         if clip is not None and gradient is not None:
-            clipped = to_float64(gradient) * scale
+            clipped = to_float64(gradient.to(held.device)) * scale
             largest = float(clipped.abs().max()) if clipped.numel() else 0.0
-            actual = to_float64(clipped_gradients[name])
+            actual = to_float64(clipped_gradients[name].to(held.device))
             errors[f"the clipped gradient of {name}"] = relative_error(actual, clipped, largest)
-        with torch.no_grad():
-            _local(parameter).copy_(value)
+        held.copy_(value)
     worst = max(errors, key=errors.__getitem__, default="nothing")
     error = errors.get(worst, 0.0)
     name = worst_of_all_workers(worst, error, device)

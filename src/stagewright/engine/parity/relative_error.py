@@ -1,4 +1,4 @@
-"""Relative error of tensors. Pure.
+"""Relative error of tensors, computed on a GPU where one of them is there. Pure.
 
 relative error = max |value - expected| / max |expected|
 
@@ -14,6 +14,7 @@ import torch
 
 SMALLEST = 1e-8
 """Smallest scale: below it, the absolute error counts."""
+_CHUNK = 1 << 24  # elements compared at once, because float64 takes up to eight times the memory
 
 
 def relative_error(value: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
@@ -25,10 +26,17 @@ def relative_error(value: torch.Tensor, expected: torch.Tensor, scale: float) ->
         return float("inf")
     if value.numel() == 0:
         return 0.0
-    a, b = (to_float64(tensor.detach()).cpu() for tensor in (value, expected))
-    errors = torch.where(equal_or_nan(a, b), 0.0, (a - b).abs())
-    error = float(errors.nan_to_num(nan=float("inf")).max()) / max(scale, SMALLEST)
+    device = value.device if value.is_cuda else expected.device
+    parts = [tensor.detach().reshape(-1).split(_CHUNK) for tensor in (value, expected)]
+    largest = max(_largest_difference(*(part.to(device) for part in pair)) for pair in zip(*parts, strict=True))
+    error = largest / max(scale, SMALLEST)
     return error if value.is_floating_point() or value.is_complex() or error == 0 else max(1.0, error)
+
+
+def _largest_difference(value: torch.Tensor, expected: torch.Tensor) -> float:
+    a, b = to_float64(value), to_float64(expected)
+    differences = torch.where(equal_or_nan(a, b), 0.0, (a - b).abs())
+    return float(differences.nan_to_num(nan=float("inf")).max())
 
 
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +74,9 @@ def label(kind: str, name: str) -> str:
 
 def _largest(tensor: torch.Tensor) -> float:
     """Return the largest absolute value, without infinite or nearly infinite ones (masks), which would hide errors."""
-    values = to_float64(tensor).abs()
-    if tensor.is_floating_point() or tensor.is_complex():
-        values = values[values < torch.finfo(tensor.dtype).max / 4]
-    return float(values.max()) if values.numel() else 0.0
+    if not tensor.numel():
+        return 0.0
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return float(to_float64(tensor).abs().max())
+    values = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).abs()
+    return float(torch.where(values < torch.finfo(tensor.dtype).max / 4, values, 0).max())

@@ -175,8 +175,8 @@ class PipelineExecutor:
         return self._cached_receives[1]
 
     def _needs_host_transport(self, training: bool, sizes: Iterable[tuple[int, int]]) -> bool:
-        """Return whether linked GPUs run micro-batches of these sizes for the first time."""
-        is_linked = self.context.torch_device.type != "cpu" and len(set(self.config.stage_workers)) > 1
+        """Return whether GPUs that NCCL links run micro-batches of these sizes for the first time."""
+        is_linked = self.context.uses_nccl and len(set(self.config.stage_workers)) > 1
         return is_linked and not {(training, size) for size in sizes} <= self._seen_sizes
 
 

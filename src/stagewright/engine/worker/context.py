@@ -4,6 +4,7 @@
 
     one machine                     the loopback interface, whatever other networks it has
     several workers on one GPU      each gets its own NCCL host id, and NCCL sends through the loopback
+    shares of one GPU               shared memory of the GPU, because NCCL stands still between MPS clients
 
 NCCL refuses two workers on one GPU of one machine. With separate host ids, every plan can be run and checked for parity
 on a single GPU; its speed there says nothing about several GPUs.
@@ -24,11 +25,17 @@ import torch.distributed as dist
 from stagewright.cluster.device import Device
 from stagewright.engine.worker.placement import RankPlacement
 from stagewright.engine.worker.watchdog import START_S
+from stagewright.gpu_sharing.process_group import register as register_shared_memory
 from stagewright.machine.gloo_threads import sched_batch_threads
 from stagewright.spec.plan import Mesh
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 """Backends by device type: NCCL between GPUs, with Gloo for host tensors."""
+
+
+def backend_of(device: Device) -> str:
+    """Return the backend of a worker's process groups."""
+    return register_shared_memory() if device.share > 1 else BACKENDS[device.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,11 @@ class WorkerContext:
     pipeline_ranks: tuple[int, ...]
     """World ranks of this pipeline, in order."""
 
+    @property
+    def uses_nccl(self) -> bool:
+        """Whether this worker's tensors are sent by NCCL."""
+        return self.torch_device.type == "cuda" and self.device.share == 1
+
     def link_group(self, sender: int, receiver: int, *, backward: bool) -> Any:
         """Return the group for P2P sends from one worker of this pipeline to another.
 
@@ -79,7 +91,7 @@ def join_group(device: Device, placement: RankPlacement, devices: Sequence[str],
     if placement.store is None:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
     with sched_batch_threads():
-        dist.init_process_group(BACKENDS[device.kind], **options)
+        dist.init_process_group(backend_of(device), **options)
 
 
 def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
@@ -98,7 +110,7 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
     divided = [[mesh.rank(d + e, t, p) for e in range(mesh.expert)] for t, p in stages for d in blocks]
     alike = [[mesh.rank(d + e, t, p) for d in blocks] for t, p in stages for e in range(mesh.expert)]
     # A script may have initialized NCCL only, but the first P2P exchange goes through the hosts.
-    links = BACKENDS[device.kind]
+    links = backend_of(device)
     pipelines = [[mesh.rank(d, t, p) for p in axes[2]] for d in axes[0] for t in axes[1]]
     return WorkerContext(
         rank=rank,

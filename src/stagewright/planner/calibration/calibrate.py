@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup, Link, Links
-from stagewright.cluster.device import Device
+from stagewright.cluster.device import Device, are_separate
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.engine.launch.launcher import launch
 from stagewright.errors import UsageError
@@ -123,7 +123,9 @@ def load_calibration(
     devices = tuple(devices[:2]) or _default_pair()
     hardware = _hardware(devices[0])
     kind = Device.parse(devices[0]).kind
-    name = "calibration.json" if kind == "cpu" else f"calibration-{kind}-{len(devices)}.json"
+    share = Device.parse(devices[0]).share
+    part = f"-share-{share}" if share > 1 else ""
+    name = "calibration.json" if kind == "cpu" else f"calibration-{kind}-{len(devices)}{part}.json"
     path = (default_cache_folder() if cache is None else Path(cache)) / name
     reason = ""
     if not fresh and path.is_file():
@@ -180,7 +182,7 @@ def _calibrate(devices: Sequence[str]) -> Calibration:
         action_s, step_s, chunk_s = _measure_executor(devices[0], root)
     executor = EngineOverheads(action_s=action_s, step_s=step_s, chunk_s=chunk_s)
     calibration = Calibration(link=FREE, collective=FREE, overheads=executor, kind=kind, hardware=hardware)
-    return calibrate_from_rounds(calibration, measured, separate=devices[0] != devices[1])
+    return calibrate_from_rounds(calibration, measured, separate=are_separate(devices[:2]))
 
 
 def calibrate_from_rounds(

@@ -11,9 +11,9 @@ from stagewright.studies.framework.study import Study
 
 def check_study_inputs(study: Study) -> None:
     """Raise UsageError if something that the study's options name does not exist on this machine."""
+    from stagewright.cluster.device import check_devices
     from stagewright.cluster.file import read_cluster
     from stagewright.partition.registry import find_policy
-    from stagewright.spec.local_check import check_devices
     from stagewright.zoo.blueprint import Options
     from stagewright.zoo.validation import check_model
 

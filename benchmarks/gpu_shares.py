@@ -1,0 +1,104 @@
+"""Plans on shares of one GPU: every strategy on 2, 3 and 4 workers with 1/8 of its SMs each, verified and timed.
+
+    python benchmarks/gpu_shares.py --output FILE                            one GPU with CUDA MPS, about 6 minutes
+    python benchmarks/gpu_shares.py --output FILE --training "serial data=2" --inference serial
+    python benchmarks/gpu_shares.py --output FILE --tiny                     on CPU cores: tests the script itself
+
+LlamaForCausalLM of 24 layers (width 1024, 16 heads, feed-forward 4096, vocabulary 1024, sequence 1024) in bfloat16, so
+that 2, 3 and 4 stages can have equal work. The baseline is one worker with the same share. The bound of a pipeline with
+p stages and m micro-batches is p · m / (m + p − 1), that of other strategies the number of workers. Rows are written as
+they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
+IS_TINY = bool(os.environ.get("GPU_SHARES_TINY"))
+SHARE = 8
+STARTED = time.perf_counter()
+
+
+def llama24() -> Any:
+    """Build the model with an example of one sample."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, length, layers = (32, 16, 4) if IS_TINY else (1024, 1024, 24)
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // 16 if IS_TINY else 16,
+        num_key_value_heads=width // 16 if IS_TINY else 16,
+        intermediate_size=4 * width,
+        vocab_size=1024,
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+    tokens = torch.randint(1024, (1, length), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    with torch.device("cpu" if IS_TINY else "cuda"):  # on the host it would take 9 s
+        return LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens}
+
+
+def compare(strategies: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Compare strategies on shares; return one row for each."""
+    import stagewright as sw
+    from stagewright.api.progress import Progress
+
+    class Notes(Progress):
+        def note(self, text: str) -> None:
+            print(f"{time.perf_counter() - STARTED:6.1f} s  {text}", flush=True)
+
+    devices = [f"cpu:{worker % 2}" if IS_TINY else f"cuda:0/{SHARE}" for worker in range(4)]
+    size = {"batch": 8, "microbatches": 4, "steps": 2} if IS_TINY else {"batch": 32, "microbatches": 16, "steps": 4}
+    chosen = {"precision": "bf16", "hang_s": 60.0, "warmup": 1, **size, **options}
+    begun = time.perf_counter()
+    found = sw.compare("gpu_shares:llama24", devices=devices, strategies=strategies.split(), progress=Notes(), **chosen)
+    taken = time.perf_counter() - begun
+    rows = found.to_dict()["rows"]
+    for row in rows:
+        row |= {"seconds": taken, "options": options}
+    return rows
+
+
+def main() -> None:
+    """Run the comparisons; one that fails leaves its error."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--training", default="serial data=2 data=4 fsdp pipeline=2 pipeline=3 pipeline=4")
+    parser.add_argument("--inference", default="serial pipeline=2 pipeline=3 pipeline=4")
+    parser.add_argument("--tensor", default="serial tensor=2 tensor=4")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if options.tiny and not IS_TINY:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "GPU_SHARES_TINY": "1"})
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
+    output = options.output.resolve()
+    os.chdir(output.parent)
+    rows: list[dict[str, Any]] = []
+    for strategies, chosen in (
+        (options.training, {}),
+        (options.inference, {"training": False}),
+        (options.tensor, {"batch": 8}),  # it is verified with attention in plain matrices, which takes more memory
+    ):
+        try:
+            rows += compare(strategies, chosen)
+        except Exception as error:  # the next comparison must run
+            rows.append({"options": chosen, "error": f"{type(error).__name__}: {error}"})
+        output.write_text(json.dumps({"share": SHARE, "rows": rows}, indent=1) + "\n")
+    keys = ("strategy", "workers", "shard", "training", "speedup", "share_of_bound", "samples_per_s", "equal", "error")
+    for row in rows:
+        print({key: row.get(key) for key in keys}, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Tensors between processes of one machine that share memory: each writes to slots of its own, the others read them.
+
+    worker 0                               Unix socket                          worker 1
+    copy the tensor to slot 3, record ──── "slot 3, 8 MiB" ────────────────►    wait for the event, read slot 3, record
+    slot 3 is free again, in stream order  ◄──────────────────── "3 is read"
+
+One socket for each ordered pair of workers, opened at its first use. Messages say what is where, in order; no tensor
+goes through them, and no host waits for a GPU. A worker that has ended closes its sockets, which its peers notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stagewright.gpu_sharing.shared_slots import ReadSlot, SharedMemory, WrittenSlot, view_bytes
+
+_MESSAGE_BYTES = 1 << 16
+_SOCKET = "socket"
+_CLOSED = "connection closed by peer: worker"
+
+
+class SharedMemoryExchange:
+    """Writes to and reads from the other workers of one group."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, memory: SharedMemory) -> None:
+        self.rank, self.size, self._memory = rank, size, memory
+        self._store, self._timeout_s = store, timeout.total_seconds()
+        self._lock = threading.RLock()
+        self._listener: socket.socket | None = None
+        self._to: dict[int, socket.socket] = {}
+        self._from: dict[int, socket.socket] = {}
+        self._slots: list[WrittenSlot] = []
+        self._read_slots: dict[tuple[int, int], ReadSlot] = {}
+        self._folder = tempfile.mkdtemp(prefix="stagewright-ipc-")
+        try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._listener.bind(str(Path(self._folder) / _SOCKET))
+            self._listener.listen(size)
+            self._listener.settimeout(self._timeout_s)
+            store.set(f"address-{rank}", self._folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, tensor: torch.Tensor, readers: Sequence[int]) -> None:
+        """Copy a tensor to a slot for these readers, in stream order; returns without waiting."""
+        with self._lock, torch.no_grad():
+            slot = self._free_slot(tensor.nbytes)
+            if tensor.numel():
+                view_bytes(slot.buffer, tensor).copy_(tensor)
+            self._memory.record(slot.written)
+            slot.unread, slot.last_readers = set(readers), readers
+            for reader in readers:
+                message: dict[str, Any] = {"slot": slot.number, "bytes": tensor.nbytes}
+                if reader not in slot.known_to:
+                    message |= slot.described
+                    slot.known_to.add(reader)
+                self._say(self._socket_to(reader), message, reader)
+
+    @contextlib.contextmanager
+    def reading(self, writer: int, like: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Wait until a worker has written its next tensor for this one; yields a view of it, valid in the block."""
+        with self._lock, torch.no_grad():
+            connection = self._socket_from(writer)
+            message = self._hear(connection, writer)
+            if message["bytes"] != like.nbytes:
+                raise RuntimeError(
+                    f"worker {writer} of the group sent {message['bytes']} bytes where {like.nbytes} are expected"
+                )
+            answer = {"slot": message["slot"]}
+            slot = self._read_slots.get((writer, message["slot"]))
+            if slot is None:
+                event, answer["event"] = self._memory.make_event()
+                slot = self._read_slots[writer, message["slot"]] = ReadSlot(
+                    self._memory.open(message["buffer"]), self._memory.open_event(message["event"]), event
+                )
+            self._memory.wait(slot.written)
+            yield view_bytes(slot.buffer, like)
+            self._memory.record(slot.read)
+            self._say(connection, answer, writer)
+
+    def is_written(self, writer: int) -> bool:
+        """Whether `reading` would not wait on the host."""
+        with self._lock:
+            readable, _, _ = select.select([self._socket_from(writer)], [], [], 0)
+            return bool(readable)
+
+    def close(self) -> None:
+        """Close every socket; peers that still read get an error."""
+        for connection in (*self._to.values(), *self._from.values()):
+            connection.close()
+        if self._listener is not None:
+            self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _free_slot(self, num_bytes: int) -> WrittenSlot:
+        """Return the smallest free slot that is large enough, or a new one."""
+        for reader, connection in self._to.items():
+            while select.select([connection], [], [], 0)[0]:
+                answer = self._hear(connection, reader)
+                slot = self._slots[answer["slot"]]
+                if "event" in answer:
+                    slot.read[reader] = self._memory.open_event(answer["event"])
+                slot.unread.discard(reader)
+        free = [slot for slot in self._slots if not slot.unread and slot.buffer.nbytes >= num_bytes]
+        if free:
+            slot = min(free, key=lambda slot: slot.buffer.nbytes)
+            for reader in slot.last_readers:
+                self._memory.wait(slot.read[reader])
+            return slot
+        buffer = self._memory.allocate(max(num_bytes, 1))
+        event, described = self._memory.make_event()
+        slot = WrittenSlot(len(self._slots), buffer, event, {"buffer": self._memory.export(buffer), "event": described})
+        self._slots.append(slot)
+        return slot
+
+    def _socket_to(self, reader: int) -> socket.socket:
+        """Return the socket to a reader; connect at its first use."""
+        if reader not in self._to:
+            folder = self._store.get(f"address-{reader}").decode()
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.settimeout(self._timeout_s)
+            connection.connect(str(Path(folder) / _SOCKET))
+            self._to[reader] = connection
+            self._say(connection, {"rank": self.rank}, reader)
+        return self._to[reader]
+
+    def _socket_from(self, writer: int) -> socket.socket:
+        """Return the socket from a writer; accept connections until it has come."""
+        assert self._listener is not None
+        while writer not in self._from:
+            connection, _ = self._listener.accept()
+            connection.settimeout(self._timeout_s)
+            self._from[self._hear(connection, writer)["rank"]] = connection
+        return self._from[writer]
+
+    @staticmethod
+    def _say(connection: socket.socket, message: dict[str, Any], peer: int) -> None:
+        try:
+            connection.send(json.dumps(message).encode())
+        except OSError as error:
+            raise RuntimeError(f"{_CLOSED} {peer} of its group ({error})") from error
+
+    @staticmethod
+    def _hear(connection: socket.socket, peer: int) -> dict[str, Any]:
+        try:
+            message = connection.recv(_MESSAGE_BYTES)
+        except OSError as error:
+            raise RuntimeError(f"{_CLOSED} {peer} of its group ({error})") from error
+        if not message:
+            raise RuntimeError(f"{_CLOSED} {peer} of its group")
+        return json.loads(message)  # type: ignore[no-any-return]

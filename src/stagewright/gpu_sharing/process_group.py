@@ -1,0 +1,333 @@
+"""A torch process group for workers that share a GPU, where NCCL can't be used: every collective by shared memory.
+
+NCCL refuses two workers on one GPU, and stands still between MPS clients. Here each worker writes its tensor once and
+reads the others' (``exchange``), in the order of ranks, so that sums are equal on all workers to the last bit. Tensors
+of the host go through Gloo.
+
+    all-reduce       small: everyone reads everything; large: everyone sums its part, then all gather the parts
+    send, receive    written at once, read when the receiver waits
+
+All calls return as soon as the work is in the current stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future
+
+from stagewright.gpu_sharing.exchange import SharedMemoryExchange
+from stagewright.gpu_sharing.shared_slots import CudaMemory, SharedMemory
+
+BACKEND = "stagewright_ipc"
+"""Name of the backend for ``init_process_group`` after `register`."""
+
+_LARGE_BYTES = 1 << 20
+_COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    dist.ReduceOp.SUM: torch.Tensor.add_,
+    dist.ReduceOp.AVG: torch.Tensor.add_,
+    dist.ReduceOp.PRODUCT: torch.Tensor.mul_,
+    dist.ReduceOp.MAX: lambda total, value: torch.maximum(total, value, out=total),
+    dist.ReduceOp.MIN: lambda total, value: torch.minimum(total, value, out=total),
+}
+
+
+def register() -> str:
+    """Register the backend with torch, once, and return its name."""
+    if BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, _make_group, devices=["cpu", "cuda"])
+    return BACKEND
+
+
+def _make_group(store: Any, rank: int, size: int, timeout: timedelta) -> SharedMemoryGroup:
+    return SharedMemoryGroup(store, rank, size, timeout, CudaMemory(torch.device("cuda", torch.cuda.current_device())))
+
+
+class _Sent:
+    """A send: the tensor was copied, in stream order."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class _Receive:
+    """A receive, which reads when it is waited for, after the receives from the same worker that were posted before."""
+
+    def __init__(self, group: SharedMemoryGroup, tensor: torch.Tensor, source: int) -> None:
+        self._group, self._tensor, self._source = group, tensor, source
+        self.is_done = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        queue = self._group.posted[self._source]
+        while not self.is_done:
+            queue.pop(0).read()
+        return True
+
+    def read(self) -> None:
+        """Read the next tensor from the worker."""
+        self._group.read_into(self._tensor, self._source)
+        self.is_done = True
+
+    def is_completed(self) -> bool:
+        queue = self._group.posted[self._source]
+        if not self.is_done and queue[0] is self and self._group.exchange.is_written(self._source):
+            self.wait()
+        return self.is_done
+
+
+class SharedMemoryGroup(dist.ProcessGroup):
+    """Collectives and P2P by shared memory for tensors of one device; Gloo for tensors of the host."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, memory: SharedMemory) -> None:
+        super().__init__(rank, size)
+        self._rank, self._size, self._memory = rank, size, memory
+        self.exchange = SharedMemoryExchange(dist.PrefixStore("ipc", store), rank, size, timeout, memory)
+        self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), rank, size, timeout)  # type: ignore[attr-defined]
+        self._others = [other for other in range(size) if other != rank]
+        self.posted: dict[int, list[_Receive]] = {other: [] for other in range(size)}
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        """The name by which torch knows this group."""
+        return dist.distributed_c10d._world.pg_names[self]  # type: ignore[return-value]
+
+    def shutdown(self) -> None:
+        self.exchange.close()
+
+    def abort(self) -> None:
+        self.exchange.close()
+
+    def read_into(self, tensor: torch.Tensor, source: int) -> None:
+        """Copy the next tensor that a worker has written for this one."""
+        with self.exchange.reading(source, tensor) as value:
+            tensor.copy_(value)
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Any:
+        if self._is_on_host(tensors[0]):
+            return self._host.send(tensors, dst, tag)
+        self.exchange.write(tensors[0], [dst])
+        return _Sent()
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> Any:
+        if self._is_on_host(tensors[0]):
+            return self._host.recv(tensors, src, tag)
+        receive = _Receive(self, tensors[0], src)
+        self.posted[src].append(receive)
+        return receive
+
+    def barrier(self, opts: Any = None) -> Any:
+        return self._host.barrier()
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        if self._is_on_host(tensors[0]):
+            return self._host.broadcast(tensors, opts)
+        if self._rank == opts.rootRank:
+            self.exchange.write(tensors[0], self._others)
+        else:
+            self.read_into(tensors[0], opts.rootRank)
+        return _finished(tensors)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        opts = opts or dist.AllreduceOptions()  # type: ignore[attr-defined]
+        if self._is_on_host(tensors[0]):
+            return self._host.allreduce(tensors, opts)
+        for tensor in tensors:
+            self._all_reduce(tensor, opts.reduceOp)
+        return _finished(tensors)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        if self._is_on_host(inputs[0]):
+            return self._host.allgather(outputs, inputs, opts or dist.AllgatherOptions())  # type: ignore[attr-defined]
+        self._all_gather(outputs[0], inputs[0])
+        return _finished(outputs[0])
+
+    def all_gather_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
+        if self._is_on_host(value):
+            return self._host.allgather([list(output.view(self._size, *value.shape).unbind())], [value])
+        self._all_gather(_parts(output, [value.numel()] * self._size), value)
+        return _finished([output])
+
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
+        if self._is_on_host(outputs[0]):
+            return self._host.reduce_scatter(outputs, inputs, opts or dist.ReduceScatterOptions())  # type: ignore[attr-defined]
+        self._reduce_scatter(outputs[0], inputs[0], opts.reduceOp if opts else dist.ReduceOp.SUM)
+        return _finished(outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
+        if self._is_on_host(value):
+            parts = list(value.view(self._size, *output.shape).unbind())
+            return self._host.reduce_scatter([output], [parts], opts or dist.ReduceScatterOptions())  # type: ignore[attr-defined]
+        parts = _parts(value, [output.numel()] * self._size)
+        self._reduce_scatter(output, parts, opts.reduceOp if opts else dist.ReduceOp.SUM)
+        return _finished([output])
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
+        if self._is_on_host(inputs[0]):
+            return self._host.alltoall(outputs, inputs, opts or dist.AllToAllOptions())  # type: ignore[attr-defined]
+        self._all_to_all(outputs, inputs)
+        return _finished(outputs)
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        value: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
+    ) -> Any:
+        if self._is_on_host(value):
+            return self._host.alltoall_base(
+                output,
+                value,
+                output_sizes,
+                input_sizes,
+                opts or dist.AllToAllOptions(),  # type: ignore[attr-defined]
+            )
+        self._all_to_all(self._rows(output, output_sizes), self._rows(value, input_sizes))
+        return _finished([output])
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Any:
+        if self._is_on_host(inputs[0]):
+            return self._host.gather(outputs, inputs, opts)
+        if self._rank != opts.rootRank:
+            self.exchange.write(inputs[0], [opts.rootRank])
+            return _finished([])
+        for source, output in enumerate(outputs[0]):
+            if source == self._rank:
+                output.copy_(inputs[0])
+            else:
+                self.read_into(output, source)
+        return _finished(outputs[0])
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Any:
+        if self._is_on_host(outputs[0]):
+            return self._host.scatter(outputs, inputs, opts)
+        if self._rank == opts.rootRank:
+            for target in self._others:
+                self.exchange.write(inputs[0][target], [target])
+            outputs[0].copy_(inputs[0][self._rank])
+        else:
+            self.read_into(outputs[0], opts.rootRank)
+        return _finished(outputs)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
+        if self._is_on_host(tensors[0]):
+            return self._host.reduce(tensors, opts)
+        if self._rank != opts.rootRank:
+            self.exchange.write(tensors[0], [opts.rootRank])
+        else:
+            self._sum_into(tensors[0], tensors[0], opts.reduceOp)
+        return _finished(tensors)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        works = [self.all_gather_single(*pair) for pair in zip(outputs, inputs, strict=True)]
+        return _wait_for_all(works)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Any:
+        works = [self.reduce_scatter_single(*pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        return _wait_for_all(works)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
+        return _wait_for_all([self.allreduce([tensor], opts) for tensor in tensors])
+
+    # The names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    all_to_all_single = alltoall_base
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type != self._memory.device.type
+
+    def _rows(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+        """Split a tensor for or from each worker; evenly without sizes."""
+        return list(tensor.split(list(sizes) or [tensor.shape[0] // self._size] * self._size))
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
+        if self._size > 2 and tensor.nbytes >= _LARGE_BYTES and tensor.is_contiguous():
+            each = -(-tensor.numel() // self._size)
+            bounds = [min(each * rank, tensor.numel()) for rank in range(self._size + 1)]
+            parts = _parts(tensor, [end - start for start, end in itertools.pairwise(bounds)])
+            own = torch.empty_like(parts[self._rank])
+            self._reduce_scatter(own, parts, op)
+            self._all_gather(parts, own)
+            return
+        self.exchange.write(tensor, self._others)
+        self._sum_into(tensor, tensor, op)
+
+    def _all_gather(self, outputs: Sequence[torch.Tensor], value: torch.Tensor) -> None:
+        self.exchange.write(value, self._others)
+        for source, output in enumerate(outputs):
+            if source == self._rank:
+                output.copy_(value.view_as(output))
+            else:
+                self.read_into(output, source)
+
+    def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
+        for target in self._others:
+            self.exchange.write(parts[target], [target])
+        self._sum_into(output, parts[self._rank], op)
+
+    @torch.no_grad()
+    def _sum_into(self, output: torch.Tensor, value: torch.Tensor, op: Any) -> None:
+        """Combine this worker's value with those that the others have written, in the order of ranks."""
+        combine = _COMBINE.get(op if isinstance(op, dist.ReduceOp.RedOpType) else op.op)  # type: ignore[attr-defined]
+        if combine is None:
+            raise NotImplementedError(f"{op} is not supported between workers that share a GPU")
+        if self._size == 2:  # in either order, without a copy
+            with self.exchange.reading(1 - self._rank, value) as other:
+                combine(output.copy_(value.view_as(output)) if output is not value else output, other.view_as(output))
+        else:
+            total = torch.empty_like(value) if output is value else output.view_as(value)
+            for source in range(self._size):
+                own = nullcontext(value) if source == self._rank else self.exchange.reading(source, value)
+                with own as term:
+                    total.copy_(term) if source == 0 else combine(total, term)
+            if output is value:
+                output.copy_(total)
+        if op == dist.ReduceOp.AVG:
+            output.div_(self._size)
+
+    def _all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        for target in self._others:
+            self.exchange.write(inputs[target], [target])
+        for source, output in enumerate(outputs):
+            if source == self._rank:
+                output.copy_(inputs[source])
+            else:
+                self.read_into(output, source)
+
+
+def _parts(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return consecutive parts of a contiguous tensor, flat."""
+    return list(tensor.view(-1).split(list(sizes)))
+
+
+def _finished(tensors: Sequence[torch.Tensor]) -> Any:
+    """Return the handle of work that is in the current stream already."""
+    devices = [tensor.device for tensor in tensors if tensor.is_cuda]
+    future: Any = torch.futures.Future(devices=devices[:1] or None)
+    future.set_result(list(tensors))
+    return _create_work_from_future(future)
+
+
+def _wait_for_all(works: Sequence[Any]) -> Any:
+    return functools.reduce(lambda done, work: (done.wait(), work)[1], works)

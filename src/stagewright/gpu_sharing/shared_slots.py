@@ -1,0 +1,119 @@
+"""Buffers that another process reads: on a GPU by CUDA IPC, ordered by events instead of host waits.
+
+    writer   slot ◄─ copy, record "written" ── tells the reader ─►   wait for "written", read, record "read"   reader
+             reused after "read", in stream order
+
+A slot's memory and its "written" event belong to the writer, its "read" events to its readers. Handles are JSON: what a
+process receives is never run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+_ROUND_BYTES = 2 * 2**20
+
+
+class SharedMemory(Protocol):
+    """How a kind of device shares memory and orders reads and writes of it."""
+
+    device: torch.device
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return bytes that can be exported."""
+        ...
+
+    def export(self, buffer: torch.Tensor) -> dict[str, Any]:
+        """Return what another process needs to open a buffer."""
+        ...
+
+    def open(self, exported: dict[str, Any]) -> torch.Tensor:
+        """Return the bytes of another process's buffer."""
+        ...
+
+    def make_event(self) -> tuple[Any, str]:
+        """Return an event and what another process needs to open it."""
+        ...
+
+    def open_event(self, exported: str) -> Any:
+        """Return another process's event."""
+        ...
+
+    def record(self, event: Any) -> None:
+        """Record an event after the work of the current stream."""
+        ...
+
+    def wait(self, event: Any) -> None:
+        """Make the current stream wait for an event that has been recorded."""
+        ...
+
+
+class CudaMemory:
+    """Memory of one GPU, shared by CUDA IPC."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        rounded = -(-num_bytes // _ROUND_BYTES) * _ROUND_BYTES
+        return torch.empty(rounded, dtype=torch.uint8, device=self.device)
+
+    def export(self, buffer: torch.Tensor) -> dict[str, Any]:
+        values = buffer.untyped_storage()._share_cuda_()
+        return {"storage": [value.hex() if isinstance(value, bytes) else value for value in values]}
+
+    def open(self, exported: dict[str, Any]) -> torch.Tensor:
+        values = [bytes.fromhex(value) if isinstance(value, str) else value for value in exported["storage"]]
+        storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *values[1:])
+        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)  # type: ignore[call-overload,no-any-return]
+
+    def make_event(self) -> tuple[Any, str]:
+        event = torch.cuda.Event(interprocess=True)
+        event.record()  # creates it on the device
+        return event, event.ipc_handle().hex()
+
+    def open_event(self, exported: str) -> Any:
+        return torch.cuda.Event.from_ipc_handle(self.device, bytes.fromhex(exported))
+
+    def record(self, event: Any) -> None:
+        event.record()
+
+    def wait(self, event: Any) -> None:
+        torch.cuda.current_stream(self.device).wait_event(event)
+
+
+@dataclass(slots=True)
+class WrittenSlot:
+    """A buffer of this process, as its writer knows it."""
+
+    number: int
+    buffer: torch.Tensor
+    written: Any
+    described: dict[str, Any]
+    """What a reader needs to open it."""
+    known_to: set[int] = field(default_factory=set)
+    """Readers that have opened it."""
+    unread: set[int] = field(default_factory=set)
+    """Readers that have not said yet that they read it."""
+    last_readers: Sequence[int] = ()
+    """The readers of what was written last."""
+    read: dict[int, Any] = field(default_factory=dict)
+    """The event of each reader."""
+
+
+@dataclass(slots=True)
+class ReadSlot:
+    """A buffer of another process, as one of its readers knows it."""
+
+    buffer: torch.Tensor
+    written: Any
+    read: Any
+
+
+def view_bytes(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the start of a buffer with the shape and dtype of a tensor."""
+    return buffer[: like.nbytes].view(like.dtype).view(like.shape)

@@ -29,7 +29,8 @@ def _run(words: list[list[str]], folder: Path) -> list[subprocess.Popen[str]]:
     ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [3])
 def test_every_collective_equals_its_definition(size: int, tmp_path: Path) -> None:
     workers = _start(size, tmp_path)
     for worker in workers:
@@ -38,6 +39,7 @@ def test_every_collective_equals_its_definition(size: int, tmp_path: Path) -> No
         assert int(output.split()[1]) <= 40  # slots are reused: there are hundreds of messages
 
 
+@pytest.mark.slow
 def test_worker_that_ends_is_noticed(tmp_path: Path) -> None:
     begun = time.monotonic()
     first, second = _start(2, tmp_path, "meet-lost")
@@ -48,6 +50,7 @@ def test_worker_that_ends_is_noticed(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 60  # the group's timeout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mesh", "shard"), [("pipeline=2", False), ("data=2", False), ("data=2", True)])
 def test_training_by_shared_memory_equals_a_plain_loop(mesh: str, shard: bool, tmp_path: Path) -> None:
     script = str(HERE / "training_worker.py")

@@ -13,7 +13,7 @@ from torch import nn
 
 import stagewright as sw
 from stagewright.engine.worker import context
-from stagewright.spec.plan import Mesh, OptimizerSpec
+from stagewright.spec.plan import OptimizerSpec
 
 
 def make_model() -> nn.Module:
@@ -31,7 +31,7 @@ def main(rank: int, mesh: str, shard: bool, meeting: str) -> None:
     plan = sw.Plan.of(
         "a stack",
         batch=8,
-        mesh=Mesh.parse(mesh),
+        mesh=mesh,
         shard=shard,
         microbatches=4 if "pipeline" in mesh else 1,
         optimizer=OptimizerSpec(name="sgd", learning_rate=0.1),
@@ -46,7 +46,7 @@ def main(rank: int, mesh: str, shard: bool, meeting: str) -> None:
         loss = nn.functional.mse_loss(plain(batch), batch)
         loss.backward()
         optimizer.step()
-        expected.append(float(loss))
+        expected.append(float(loss.detach()))
     sys.stdout.write(json.dumps([losses, expected]) + "\n")
     sys.stdout.flush()
     dist.barrier()

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future
 
 from stagewright.gpu_sharing.exchange import SharedMemoryExchange
 from stagewright.gpu_sharing.shared_slots import CudaMemory, SharedMemory
@@ -29,6 +28,9 @@ from stagewright.gpu_sharing.shared_slots import CudaMemory, SharedMemory
 BACKEND = "stagewright_ipc"
 """Name of the backend for ``init_process_group`` after `register`."""
 
+# torch's stubs name arguments that its callers pass by position, and lack half of the methods.
+_c10d: Any = torch._C._distributed_c10d
+_ProcessGroup: Any = dist.ProcessGroup
 _LARGE_BYTES = 1 << 20
 _COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     dist.ReduceOp.SUM: torch.Tensor.add_,
@@ -85,14 +87,14 @@ class _Receive:
         return self.is_done
 
 
-class SharedMemoryGroup(dist.ProcessGroup):
+class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
     """Collectives and P2P by shared memory for tensors of one device; Gloo for tensors of the host."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, memory: SharedMemory) -> None:
         super().__init__(rank, size)
         self._rank, self._size, self._memory = rank, size, memory
-        self.exchange = SharedMemoryExchange(dist.PrefixStore("ipc", store), rank, size, timeout, memory)
-        self._host = dist.ProcessGroupGloo(dist.PrefixStore("host", store), rank, size, timeout)  # type: ignore[attr-defined]
+        self.exchange = SharedMemoryExchange(_c10d.PrefixStore("ipc", store), rank, size, timeout, memory)
+        self._host = _c10d.ProcessGroupGloo(_c10d.PrefixStore("host", store), rank, size, timeout)
         self._others = [other for other in range(size) if other != rank]
         self.posted: dict[int, list[_Receive]] = {other: [] for other in range(size)}
 
@@ -102,7 +104,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     @property
     def group_name(self) -> str:
         """The name by which torch knows this group."""
-        return dist.distributed_c10d._world.pg_names[self]  # type: ignore[return-value]
+        return dist.distributed_c10d._world.pg_names[self]
 
     def shutdown(self) -> None:
         self.exchange.close()
@@ -141,7 +143,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return _finished(tensors)
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        opts = opts or dist.AllreduceOptions()  # type: ignore[attr-defined]
+        opts = opts or _c10d.AllreduceOptions()
         if self._is_on_host(tensors[0]):
             return self._host.allreduce(tensors, opts)
         for tensor in tensors:
@@ -150,7 +152,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if self._is_on_host(inputs[0]):
-            return self._host.allgather(outputs, inputs, opts or dist.AllgatherOptions())  # type: ignore[attr-defined]
+            return self._host.allgather(outputs, inputs, opts or _c10d.AllgatherOptions())
         self._all_gather(outputs[0], inputs[0])
         return _finished(outputs[0])
 
@@ -162,21 +164,21 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         if self._is_on_host(outputs[0]):
-            return self._host.reduce_scatter(outputs, inputs, opts or dist.ReduceScatterOptions())  # type: ignore[attr-defined]
+            return self._host.reduce_scatter(outputs, inputs, opts or _c10d.ReduceScatterOptions())
         self._reduce_scatter(outputs[0], inputs[0], opts.reduceOp if opts else dist.ReduceOp.SUM)
         return _finished(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
         if self._is_on_host(value):
             parts = list(value.view(self._size, *output.shape).unbind())
-            return self._host.reduce_scatter([output], [parts], opts or dist.ReduceScatterOptions())  # type: ignore[attr-defined]
+            return self._host.reduce_scatter([output], [parts], opts or _c10d.ReduceScatterOptions())
         parts = _parts(value, [output.numel()] * self._size)
         self._reduce_scatter(output, parts, opts.reduceOp if opts else dist.ReduceOp.SUM)
         return _finished([output])
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if self._is_on_host(inputs[0]):
-            return self._host.alltoall(outputs, inputs, opts or dist.AllToAllOptions())  # type: ignore[attr-defined]
+            return self._host.alltoall(outputs, inputs, opts or _c10d.AllToAllOptions())
         self._all_to_all(outputs, inputs)
         return _finished(outputs)
 
@@ -189,13 +191,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> Any:
         if self._is_on_host(value):
-            return self._host.alltoall_base(
-                output,
-                value,
-                output_sizes,
-                input_sizes,
-                opts or dist.AllToAllOptions(),  # type: ignore[attr-defined]
-            )
+            return self._host.alltoall_base(output, value, output_sizes, input_sizes, opts or _c10d.AllToAllOptions())
         self._all_to_all(self._rows(output, output_sizes), self._rows(value, input_sizes))
         return _finished([output])
 
@@ -259,7 +255,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _rows(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """Split a tensor for or from each worker; evenly without sizes."""
-        return list(tensor.split(list(sizes) or [tensor.shape[0] // self._size] * self._size))
+        return list(torch.split(tensor, list(sizes) or [tensor.shape[0] // self._size] * self._size))
 
     def _all_reduce(self, tensor: torch.Tensor, op: Any) -> None:
         if self._size > 2 and tensor.nbytes >= _LARGE_BYTES and tensor.is_contiguous():
@@ -289,7 +285,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     @torch.no_grad()
     def _sum_into(self, output: torch.Tensor, value: torch.Tensor, op: Any) -> None:
         """Combine this worker's value with those that the others have written, in the order of ranks."""
-        combine = _COMBINE.get(op if isinstance(op, dist.ReduceOp.RedOpType) else op.op)  # type: ignore[attr-defined]
+        combine = _COMBINE.get(op if isinstance(op, dist.ReduceOp.RedOpType) else op.op)
         if combine is None:
             raise NotImplementedError(f"{op} is not supported between workers that share a GPU")
         if self._size == 2:  # in either order, without a copy
@@ -318,15 +314,15 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
 def _parts(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     """Return consecutive parts of a contiguous tensor, flat."""
-    return list(tensor.view(-1).split(list(sizes)))
+    return list(torch.split(tensor.view(-1), list(sizes)))
 
 
 def _finished(tensors: Sequence[torch.Tensor]) -> Any:
     """Return the handle of work that is in the current stream already."""
-    devices = [tensor.device for tensor in tensors if tensor.is_cuda]
+    devices: list[Any] = [tensor.device for tensor in tensors if tensor.is_cuda]
     future: Any = torch.futures.Future(devices=devices[:1] or None)
     future.set_result(list(tensors))
-    return _create_work_from_future(future)
+    return _c10d._create_work_from_future(future)
 
 
 def _wait_for_all(works: Sequence[Any]) -> Any:

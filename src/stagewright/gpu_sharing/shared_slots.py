@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 _ROUND_BYTES = 2 * 2**20
+_Event: Any = torch.cuda.Event
 
 
 class SharedMemory(Protocol):
@@ -63,21 +64,22 @@ class CudaMemory:
         return torch.empty(rounded, dtype=torch.uint8, device=self.device)
 
     def export(self, buffer: torch.Tensor) -> dict[str, Any]:
-        values = buffer.untyped_storage()._share_cuda_()
+        storage: Any = buffer.untyped_storage()
+        values = storage._share_cuda_()
         return {"storage": [value.hex() if isinstance(value, bytes) else value for value in values]}
 
     def open(self, exported: dict[str, Any]) -> torch.Tensor:
         values = [bytes.fromhex(value) if isinstance(value, str) else value for value in exported["storage"]]
         storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *values[1:])
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)  # type: ignore[call-overload,no-any-return]
+        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
 
     def make_event(self) -> tuple[Any, str]:
-        event = torch.cuda.Event(interprocess=True)
+        event = _Event(interprocess=True)
         event.record()  # creates it on the device
         return event, event.ipc_handle().hex()
 
     def open_event(self, exported: str) -> Any:
-        return torch.cuda.Event.from_ipc_handle(self.device, bytes.fromhex(exported))
+        return _Event.from_ipc_handle(self.device, bytes.fromhex(exported))
 
     def record(self, event: Any) -> None:
         event.record()

@@ -149,3 +149,10 @@ def test_expert_parallelism_divides_the_replicas() -> None:
     assert Mesh.parse("expert=4").strategy == "expert"
     with pytest.raises(UsageError, match="expert = 3 does not divide data = 4"):
         Mesh(data=4, expert=3)
+
+
+def test_context_parallel_workers_take_the_place_of_tensor_parallel_ones() -> None:
+    mesh = Mesh.parse("dp=2,cp=2,pp=2")
+    assert (str(mesh), mesh.strategy, mesh.num_workers) == ("data=2,context=2,pipeline=2", "data×context×pipeline", 8)
+    assert [mesh.rank(*mesh.coordinates(rank)) for rank in range(8)] == list(range(8))
+    assert mesh.ranks_along("tensor", 5) == (5, 7)

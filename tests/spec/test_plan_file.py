@@ -163,7 +163,7 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
 def test_mesh_accepts_short_axis_names(tmp_path: Path) -> None:
     plan = read(tmp_path, 'batch = 8\nmicrobatches = 2\n[model]\nname = "x"\n[mesh]\ndp = 2\ntp = 2\npp = 2')
     assert plan.mesh == Mesh(data=2, tensor=2, pipeline=2)
-    assert plan_to_table(plan)["mesh"] == {"data": 2, "tensor": 2, "pipeline": 2, "expert": 1}
+    assert plan_to_table(plan)["mesh"] == {"data": 2, "tensor": 2, "pipeline": 2, "expert": 1, "context": 1}
     with pytest.raises(UsageError, match="mesh: data is given twice"):
         read(tmp_path, "batch = 8\n[mesh]\ndp = 2\ndata = 2")
 

@@ -136,6 +136,12 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ),
         ({"zero": 1, "microbatches": 2}, "zero = 1 shards optimizer states over replicas, and there is only one"),
         ({"zero": 1, "mesh": "data=2", "training": False, "microbatches": 1}, "zero = 1 is for training"),
+        ({"shard": True, "mesh": "expert=2", "microbatches": 1}, "expert = 2 divides experts over them"),
+        (
+            {"mesh": "expert=2,pipeline=2", "schedule": "zbv", "microbatches": 4},
+            "schedule 'zbv' splits the backward, in which expert = 2 communicates",
+        ),
+        ({"mesh": "tensor=2,context=2", "microbatches": 1}, "not with tensor = 2: leave out one of the two"),
         ({"epochs": 2, "microbatches": 2}, "epochs = 2 are passes over a task's samples: name a task, or use steps"),
         ({"training": False, "checkpoint_every": 5}, "checkpoint_every is for training"),
         ({"training": False, "clip": 1.0}, "clip = 1.0 is for training: leave it out"),

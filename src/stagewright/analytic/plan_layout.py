@@ -33,6 +33,7 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         data=mesh.data,
         tensor=mesh.tensor,
         expert=mesh.expert,
+        context=mesh.context,
         pipeline=mesh.pipeline,
         virtual=stages if mesh.pipeline > 1 else 1,
         microbatch=max(1, math.ceil(plan.batch / (mesh.data * plan.microbatches))),

@@ -17,7 +17,7 @@ from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
-from stagewright.spec.plan_rules import BATCH_NORMS, COMPILES, PRECISIONS, RECOMPUTES, check_choice
+from stagewright.spec.plan_rules import BATCH_NORMS, COMPILES, CONTEXT_ATTENTIONS, PRECISIONS, RECOMPUTES, check_choice
 from stagewright.zoo.validation import check_name
 
 if TYPE_CHECKING:
@@ -127,6 +127,15 @@ PlanMicroBatchSize = Annotated[
 Schedule = Annotated[str, choice("schedule", SCHEDULES, run_option, metavar="NAME", help=SCHEDULE_HELP)]
 Policy = Annotated[str, run_option(metavar="NAME", help="Split policy; a name, or module:function.")]
 Cut = Annotated[list[str] | None, run_option(metavar="UNIT", help="Cut after this unit.", show_default=False)]
+ContextAttention = Annotated[
+    str,
+    choice(
+        "attention of context parallelism",
+        CONTEXT_ATTENTIONS,
+        run_option,
+        help="Attention between context parallel workers.",
+    ),
+]
 Recompute = Annotated[str, choice("recompute mode", RECOMPUTES, run_option, help="Activation checkpointing.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
 Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of replicas that hold all parameters.")]

@@ -89,6 +89,11 @@ def export_deepspeed(source: ExportInput) -> ExportedConfig:
 
 
 def _refuse_pipeline(source: ExportInput, tool: str) -> None:
+    for axis, size in (("expert", source.plan.mesh.expert), ("context", source.plan.mesh.context)):
+        if size > 1:
+            raise UsageError(
+                f"the plan has {axis} = {size}, which is not exported to {tool}; export it to torchtitan or megatron"
+            )
     if source.plan.mesh.pipeline > 1:
         raise UsageError(
             f"the plan has {source.plan.mesh.pipeline} pipeline stages, which {tool} can't express; export it to "

@@ -18,6 +18,7 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
         "tensor-model-parallel-size": mesh.tensor,
         "pipeline-model-parallel-size": mesh.pipeline,
         **({"expert-model-parallel-size": mesh.expert} if mesh.expert > 1 else {}),
+        **({"context-parallel-size": mesh.context} if mesh.context > 1 else {}),
         "micro-batch-size": size,
         "global-batch-size": plan.batch,
         "train-iters": plan.steps,

@@ -38,6 +38,7 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         "tensor_parallel_degree": mesh.tensor,
         "pipeline_parallel_degree": mesh.pipeline,
         **({"expert_parallel_degree": mesh.expert} if mesh.expert > 1 else {}),
+        **({"context_parallel_degree": mesh.context} if mesh.context > 1 else {}),
     }
     omitted = common_omissions(plan)
     if mesh.pipeline > 1:

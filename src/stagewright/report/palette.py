@@ -73,8 +73,11 @@ def stage_color(stage: int) -> str:
 
 
 def strategy_paint(strategy: str) -> str:
-    """Return the color name of a strategy; several axes are joined by ×. Expert parallel replicas have data's color."""
-    axes = dict.fromkeys("data" if axis == "expert" else axis for axis in strategy.split("×"))
+    """Return the color name of a strategy; several axes are joined by ×. Expert parallel replicas have data's color,
+    context parallel workers have tensor's.
+    """
+    like = {"expert": "data", "context": "tensor"}
+    axes = dict.fromkeys(like.get(axis, axis) for axis in strategy.split("×"))
     return f"strategy-{'-'.join(axes)}"
 
 

@@ -16,4 +16,4 @@ def bubble_bound(plan: Plan) -> float:
     stages_per_worker = max(1, plan.num_stages // mesh.pipeline)
     num_microbatches = plan.microbatches if plan.training else plan.microbatches * plan.steps
     bubble = (mesh.pipeline - 1) / stages_per_worker
-    return mesh.data * mesh.tensor * mesh.pipeline * num_microbatches / (num_microbatches + bubble)
+    return mesh.num_workers * num_microbatches / (num_microbatches + bubble)

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
-AXIS_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert"}
+AXIS_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "cp": "context"}
 Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
+ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
 Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...]
 
@@ -94,9 +95,12 @@ class Mesh:
     """Pipeline parallel (PP) workers, which hold different stages."""
     expert: int = 1
     """Expert parallel (EP) replicas, which divide the experts of each mixture-of-experts layer; divides `data`."""
+    context: int = 1
+    """Context parallel (CP) workers, which divide the sequence of each block; they take the place of tensor parallel
+    ones."""
 
     def __post_init__(self) -> None:
-        for axis in (*AXES, "expert"):
+        for axis in (*AXES, "expert", "context"):
             if getattr(self, axis) < 1:
                 raise UsageError(f"mesh: {axis} = {getattr(self, axis)}, but every axis has at least 1 worker")
         if self.data % self.expert:
@@ -115,8 +119,8 @@ class Mesh:
         for part in [] if text.strip() == "serial" else text.split(","):
             name, _, number = (word.strip() for word in part.partition("="))
             axis = AXIS_ALIASES.get(name, name)
-            if axis not in (*AXES, "expert"):
-                known = (*AXES, "expert")
+            known = (*AXES, "expert", "context")
+            if axis not in known:
                 raise UnknownName("axis of a mesh", name, known, hint=f"(in {text!r}; write data=2,pipeline=2)")
             if axis in sizes or not (number.isascii() and number.isdigit()):
                 wrong = f"{axis} is given twice" if axis in sizes else f"{axis} needs a whole number, not {number!r}"
@@ -127,12 +131,12 @@ class Mesh:
         return cls(**sizes)
 
     def __str__(self) -> str:
-        sizes = {"data": self.data, "expert": self.expert, "tensor": self.tensor, "pipeline": self.pipeline}
+        sizes = {name: getattr(self, name) for name in ("data", "expert", "context", "tensor", "pipeline")}
         return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "serial"
 
     @property
     def num_workers(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.context * self.pipeline
 
     @property
     def strategy(self) -> str:
@@ -140,25 +144,26 @@ class Mesh:
         sizes = {
             "data": self.data // self.expert,
             "expert": self.expert,
+            "context": self.context,
             "tensor": self.tensor,
             "pipeline": self.pipeline,
         }
         return "×".join(axis for axis, size in sizes.items() if size > 1) or "serial"
 
     def size(self, axis: Axis) -> int:
-        """Return the number of workers along an axis."""
-        return {"data": self.data, "tensor": self.tensor, "pipeline": self.pipeline}[axis]
+        """Return the number of workers along an axis; those along tensor may be context parallel."""
+        return {"data": self.data, "tensor": self.tensor * self.context, "pipeline": self.pipeline}[axis]
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """Return a worker's index along data, tensor and pipeline."""
+        """Return a worker's index along data, tensor (or context) and pipeline."""
         if not 0 <= rank < self.num_workers:
             raise UsageError(f"worker {rank} is not on the mesh {self}, which has workers 0 to {self.num_workers - 1}")
         rest, pipeline = divmod(rank, self.pipeline)
-        return (*divmod(rest, self.tensor), pipeline)
+        return (*divmod(rest, self.size("tensor")), pipeline)
 
     def rank(self, data: int, tensor: int, pipeline: int) -> int:
         """Return the rank of a worker from its coordinates."""
-        return (data * self.tensor + tensor) * self.pipeline + pipeline
+        return (data * self.size("tensor") + tensor) * self.pipeline + pipeline
 
     def ranks_along(self, axis: Axis, rank: int) -> tuple[int, ...]:
         """Return the ranks of the process group of `rank` along an axis, including `rank`, in order."""
@@ -212,6 +217,9 @@ class Plan:
     """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
     zero: int = 0
     """ZeRO stage of replicas that hold all parameters: 1 shards optimizer states, 2 also gradients; 3 is `shard`."""
+    context_attention: ContextAttention = "ring"
+    """How context parallel workers attend to each other's positions: keys and values go around a ring, or heads are
+    divided by all-to-alls (Ulysses)."""
     codec: str | tuple[str, ...] = "none"
     """Compression of activations between stages, and of their gradients unless `codec_backward` is set: a codec name,
     "auto" (chosen on the first batch by measured benefit), or one per cut."""

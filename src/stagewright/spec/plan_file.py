@@ -6,7 +6,7 @@
     memory = "2GiB"                                              name = "adamw"
 
 Only `batch` and the model's name are required. `write_plan` writes every key, so the plan still runs the same way after
-a default changes. The mesh also accepts `dp`, `tp`, `pp` and `ep`.
+a default changes. The mesh also accepts `dp`, `tp`, `pp`, `ep` and `cp`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,15 @@ from stagewright.files.toml_table import (
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
-from stagewright.spec.plan_rules import BATCH_NORMS, COMPILES, LR_SCHEDULES, PRECISIONS, RECOMPUTES, check_plan
+from stagewright.spec.plan_rules import (
+    BATCH_NORMS,
+    COMPILES,
+    CONTEXT_ATTENTIONS,
+    LR_SCHEDULES,
+    PRECISIONS,
+    RECOMPUTES,
+    check_plan,
+)
 
 _MODEL: dict[str, Reader] = {
     "name": text,
@@ -48,7 +56,13 @@ _MODEL: dict[str, Reader] = {
     "padded": flag,
     "seed": integer,
 }
-_MESH: dict[str, Reader] = {"data": integer, "tensor": integer, "pipeline": integer, "expert": integer}
+_MESH: dict[str, Reader] = {
+    "data": integer,
+    "tensor": integer,
+    "pipeline": integer,
+    "expert": integer,
+    "context": integer,
+}
 _OPTIMIZER: dict[str, Reader] = {
     "name": choice(*OPTIMIZERS),
     "learning_rate": number,
@@ -69,6 +83,7 @@ _PLAN: dict[str, Reader] = {
     "recompute": either(choice(*RECOMPUTES), list_of(flag)),
     "shard": flag,
     "zero": integer,
+    "context_attention": choice(*CONTEXT_ATTENTIONS),
     "codec": either(text, list_of(text)),
     "codec_backward": either(text, list_of(text)),
     "precision": choice(*PRECISIONS),

@@ -23,6 +23,7 @@ from stagewright.user_code import is_user_defined, split_name
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
 PRECISIONS = ("float32", "bf16", "bf16-mixed", "fp16-mixed")
+CONTEXT_ATTENTIONS = ("ring", "all-to-all")
 COMPILES = ("none", "stages", "units")
 BATCH_NORMS = ("plain", "deferred")
 LR_SCHEDULES = ("constant", "linear", "cosine")
@@ -53,6 +54,7 @@ def _check_names(plan: Plan) -> None:
     check_choice("placement", plan.placement, ("auto", *PLACEMENTS))
     check_choice("precision", plan.precision, PRECISIONS)
     check_choice("compile mode", plan.compile, COMPILES)
+    check_choice("attention of context parallelism", plan.context_attention, CONTEXT_ATTENTIONS)
     check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
     if isinstance(plan.recompute, str):
         check_choice("recompute mode", plan.recompute, RECOMPUTES)
@@ -259,6 +261,25 @@ def _check_features(plan: Plan) -> None:
             "them: leave out one of the two"
         )
     _check_zero(plan)
+    inside = next((axis for axis in ("expert", "context") if getattr(plan.mesh, axis) > 1), None)
+    if inside is not None and plan.training and SCHEDULES[plan.schedule].splits_backward:
+        raise UsageError(
+            f"schedule {plan.schedule!r} splits the backward, in which {inside} = {getattr(plan.mesh, inside)} "
+            'communicates: use schedule = "1f1b", "gpipe" or "interleaved"'
+        )
+    if plan.mesh.context > 1:
+        with_context = {
+            f"tensor = {plan.mesh.tensor}": plan.mesh.tensor > 1,
+            f"expert = {plan.mesh.expert}": plan.mesh.expert > 1,
+            "shard (FSDP)": plan.shard,
+            f"zero = {plan.zero}": plan.zero > 0,
+            f'compile = "{plan.compile}"': plan.compile != "none",
+        }
+        if other := next((name for name, used in with_context.items() if used), None):
+            raise UsageError(
+                f"context = {plan.mesh.context} works with data and pipeline parallelism, not with {other}: "
+                "leave out one of the two"
+            )
     if plan.task is None and plan.epochs is not None:
         raise UsageError(f"epochs = {plan.epochs} are passes over a task's samples: name a task, or use steps")
     if not plan.training and plan.checkpoint_every is not None:

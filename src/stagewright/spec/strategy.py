@@ -1,4 +1,4 @@
-"""Strategies as people name them: serial, data (ddp), fsdp, zero1, zero2, tensor, pipeline, expert, or a mesh.
+"""Strategies as people name them: serial, data (ddp), fsdp, zero1, zero2, tensor, pipeline, expert, context, a mesh.
 
 pp            on 4 devices ─► pipeline=4
 fsdp          on 2 devices ─► data=2, parameters sharded (FSDP, ZeRO-3)
@@ -15,7 +15,7 @@ from stagewright.errors import UnknownName
 from stagewright.spec.plan import AXES, AXIS_ALIASES, Mesh
 
 _ZERO_STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
-STRATEGIES = ("serial", *AXES, *_ZERO_STAGES, "expert")
+STRATEGIES = ("serial", *AXES, *_ZERO_STAGES, "expert", "context")
 
 
 def strategy_name(text: str) -> str:

@@ -235,6 +235,7 @@ def _group(trace: Trace, rank: int, note: str | None) -> tuple[int, ...]:
     groups = {
         "data": (tensor, pipeline),
         "tensor": (data, pipeline),
+        "context": (data, pipeline),
         "expert": (data // trace.mesh.expert, tensor, pipeline),
         "tied": (data, tensor),
     }

@@ -120,6 +120,8 @@ def parity(rank: int, name: str, mesh: str, batch: int = BATCH, **more: Any) -> 
     axis = runner.part.expert_axis
     assert axis is not None
     axis.payload_bytes = 0
+    if runner.sync.data_axis is not None:
+        runner.sync.data_axis.payload_bytes = 0
     if plan.training:
         runner.train_step(example)
     else:

@@ -27,7 +27,7 @@ def compare(
         opt.run_option(
             metavar="NAMES|MESH",
             help="Strategy; serial, data (dp, ddp), fsdp, zero1, zero2, tensor (tp), pipeline (pp), expert (ep), "
-            "with commas, or a mesh: dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
+            "context (cp), with commas, or a mesh: dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
         ),
     ] = None,
     batch: Annotated[int | None, opt.run_option(min=1, help="Global batch: samples in a step. \\[default: 32]")] = None,
@@ -39,6 +39,7 @@ def compare(
     recompute: opt.Recompute = "none",
     shard: opt.Shard = False,
     zero: opt.Zero = 0,
+    context_attention: opt.ContextAttention = "ring",
     optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
     codec: opt.Codec = "none",
     codec_backward: Annotated[
@@ -99,6 +100,7 @@ def compare(
         recompute=recompute,
         shard=shard,
         zero=zero,
+        context_attention=context_attention,
         codec=codec,
         codec_backward=codec_backward,
         training=not inference,

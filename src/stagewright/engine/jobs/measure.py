@@ -186,14 +186,20 @@ def _merge_compiled(workers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 def _reset_traffic(runner: StepRunner) -> None:
     """Reset the byte counters before a step."""
-    for axis in (runner.part.tensor_axis, runner.part.expert_axis, runner.sync.data_axis):
+    part = runner.part
+    for axis in (part.tensor_axis, part.context_axis, part.expert_axis, runner.sync.data_axis):
         if axis is not None:
             axis.payload_bytes = 0
 
 
 def _collective_bytes(runner: StepRunner) -> dict[str, int]:
     """Return the payload bytes of the last step's collectives, by axis and for tied weights."""
-    axes = {"tensor": runner.part.tensor_axis, "expert": runner.part.expert_axis, "data": runner.sync.data_axis}
+    axes = {
+        "tensor": runner.part.tensor_axis,
+        "context": runner.part.context_axis,
+        "expert": runner.part.expert_axis,
+        "data": runner.sync.data_axis,
+    }
     payload = {name: axis.payload_bytes for name, axis in axes.items() if axis is not None}
     for name, num_bytes in runner.sync.allreduce_bytes.items():
         if num_bytes:

@@ -4,6 +4,7 @@ one stage per replica     DistributedDataParallel or FSDP2 wraps the stage
 several stages            GradientAllReduce, bucketed and overlapped with backward
 ZeRO-1, ZeRO-2            GradientReduceScatter, and an all-gather of the parameters after the optimizer step
 tied weights              GradientAllReduce over the workers that hold them
+divided sequences         all-reduce of the gradients of blocks over the context axis
 experts                   ExpertGradientSync over the replicas that hold the same ones
 """
 
@@ -17,6 +18,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_norms
+from stagewright.engine.context.gradients import sum_gradients
 from stagewright.engine.data.clipping import GradientClipper
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.gradient_allreduce import GradientAllReduce, tied_weight_holders
@@ -65,6 +67,8 @@ class GradientSync:
         sent = {} if self.all_reduce is None else self.all_reduce.finish()
         if self._experts is not None:
             sent["data"] = sent.get("data", 0) + self._experts.finish()
+        if self._part.context_axis is not None:
+            sum_gradients(self._part.context_axis, self._part.divided_parameters())
         self.allreduce_bytes = sent
         if self._norms is not None:
             has_replicas = self._part.context.data_group is not None
@@ -159,7 +163,7 @@ class GradientSync:
         for identity, workers in self._tied.items():
             if workers not in groups:  # every worker of the world creates every group, in the same order
                 for data in range(mesh.data):
-                    for tensor in range(mesh.tensor):
+                    for tensor in range(mesh.size("tensor")):
                         ranks = [mesh.rank(data, tensor, worker) for worker in workers]
                         with sched_batch_threads():
                             group = dist.new_group(ranks)

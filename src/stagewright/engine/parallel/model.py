@@ -65,7 +65,7 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
         try:
             graph = _capture(model, units)
         except CaptureError as error:
-            if plan.num_stages > 1 or plan.mesh.tensor > 1:
+            if plan.num_stages > 1 or plan.mesh.size("tensor") > 1:
                 raise _suggest_uncut(error, plan) from error
             return _as_whole(model, str(error))
         if plan.mesh.tensor > 1 and units == "auto":

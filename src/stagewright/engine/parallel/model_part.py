@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.engine.batch.batch_norm import check_split_norms
+from stagewright.engine.context.apply import apply_context_parallel, find_blocks
+from stagewright.engine.context.axis import ContextAxis
 from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
@@ -63,6 +65,13 @@ class ModelPart:
             self.replicated = regions.replicated
             require_whole_regions(regions, [call.target for call in self.graph.calls])
             self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group, plan=regions)
+        self.context_axis: ContextAxis | None = None
+        self._blocks: list[str] = []
+        if plan.mesh.context > 1:
+            self._blocks = find_blocks(self.graph, model.args, model.kwargs, plan.mesh.context)
+            self.context_axis = apply_context_parallel(
+                model.module, self._blocks, context.tensor_group, plan.context_attention
+            )
         self.expert_axis: ExpertAxis | None = None
         if plan.mesh.expert > 1:
             experts = plan_expert_parallel(model.module, plan.mesh.expert)
@@ -107,6 +116,11 @@ class ModelPart:
         if self.shards is None:
             return parameters
         return {name: self.shards.shard(parameter) for name, parameter in parameters.items()}
+
+    def divided_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters of this worker's blocks with divided sequences."""
+        names = self.trainable_parameters()
+        return [value for name, value in names.items() if any(name.startswith(f"{block}.") for block in self._blocks)]
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """Gather the full gradients of this worker's parameters, by their names in the model."""

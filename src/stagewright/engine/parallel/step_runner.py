@@ -84,8 +84,7 @@ class StepRunner:
             unflatten=self.part.graph.unflatten,
             loss=model.loss if self.sync.wrapper is None else keep_loss_differentiable(model.loss),
             autocast=functools.partial(autocast_of, plan, context.torch_device),
-            # All-to-alls would run in both halves of a split backward.
-            whole_backward=self.part.compile_mode != "none" or plan.mesh.expert > 1,
+            whole_backward=self.part.compile_mode != "none",
             loss_scale=lambda: 1.0 if self.scaler is None else self.scaler.scale,
         )
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
@@ -147,7 +146,7 @@ class StepRunner:
     def total_loss(self, result: PipelineResult) -> float:
         """Return the loss of the whole batch, the same on every worker."""
         loss = result.loss if result.loss is not None else torch.zeros((), device=self.context.torch_device)
-        total = loss.detach().double().reshape(1) / self.plan.mesh.tensor
+        total = loss.detach().double().reshape(1) / self.plan.mesh.size("tensor")
         if self.plan.mesh.num_workers > 1:
             activity.switch("reduce loss")
             start = recorder.now()

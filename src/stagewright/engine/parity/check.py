@@ -58,7 +58,7 @@ def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerConte
         seed=plan.seed,
         device=context.torch_device,
         deferred=plan.batch_norm == "deferred",
-        plain_attention=plan.mesh.tensor > 1,
+        plain_attention=plan.mesh.size("tensor") > 1,
         autocast=functools.partial(autocast_of, plan, context.torch_device),
         loss_scale=PARITY_SCALE if plan.training and plan.precision == "fp16-mixed" else 1.0,
     )

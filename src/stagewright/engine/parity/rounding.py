@@ -75,8 +75,8 @@ def choose_perturbation(
     plan: Plan, model: Model, graph: UnitGraph, links: Sequence[tuple[str, str]], cuts: Sequence[int]
 ) -> dict[str, Any] | None:
     """Return the arguments of ``make_baseline`` for the perturbed run; None if the plan needs none."""
-    coded = plan.mesh.tensor > 1 and any(codec != "none" for link in links for codec in link)
-    in_16_bits = plan.compute_dtype != "float32" and (plan.mesh.tensor > 1 or plan.compile != "none")
+    coded = plan.mesh.size("tensor") > 1 and any(codec != "none" for link in links for codec in link)
+    in_16_bits = plan.compute_dtype != "float32" and (plan.mesh.size("tensor") > 1 or plan.compile != "none")
     is_compiled = plan.compile != "none"
     has_batch_norm = plan.training and plan.mesh.num_workers > 1 and bool(find_tracked_norms(model.module))
     only_coded = coded and not in_16_bits

@@ -104,7 +104,7 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
             created = [(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1]
         return next((group for ranks, group in created if rank in ranks), None)
 
-    axes = (range(mesh.data), range(mesh.tensor), range(mesh.pipeline))
+    axes = (range(mesh.data), range(mesh.size("tensor")), range(mesh.pipeline))
     blocks = range(0, mesh.data, mesh.expert)
     stages = [(t, p) for t in axes[1] for p in axes[2]]
     divided = [[mesh.rank(d + e, t, p) for e in range(mesh.expert)] for t, p in stages for d in blocks]

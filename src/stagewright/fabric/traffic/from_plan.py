@@ -71,6 +71,11 @@ def from_plan(
         raise UsageError(
             f"{name} runs on one worker, so there is nothing to send; give it a [mesh] with at least 2 workers"
         )
+    if mesh.expert > 1 or mesh.context > 1:
+        raise UsageError(
+            f"{name} has the mesh {mesh}, but only the traffic of data, tensor and pipeline parallelism is derived: "
+            f"leave out {'expert' if mesh.expert > 1 else 'context'}"
+        )
     units = profile.units
     ranges = stage_ranges(plan, [unit.name for unit in units])
     parameters = [unit.parameter_bytes for unit in units]

@@ -124,6 +124,10 @@ def _measure(
 
     with preserved(graph.model), cpu_offload.offloaded(graph.model, device.torch_device()):
         experts = record_expert_traffic(graph, model.args, model.kwargs)
+    if plan.mesh.context > 1:
+        raise UsageError(
+            f"context = {plan.mesh.context} can't be forecast from measurements of one device: use --analytic"
+        )
     if plan.mesh.expert > 1:
         plan_expert_parallel(graph.model, plan.mesh.expert)  # raises before anything is measured
     tensor, whole, part = None, None, "whole layers"

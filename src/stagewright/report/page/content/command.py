@@ -66,6 +66,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
         "--policy": (plan.split, "optimal"),
         "--optimizer": (plan.optimizer.name, DEFAULT_OPTIMIZER),
         "--recompute": (plan.recompute, "none"),
+        "--context-attention": (plan.context_attention, "ring"),
         "--precision": (plan.precision, "float32"),
         "--compile": (plan.compile, "none"),
         "--batch-norm": (plan.batch_norm, "plain"),

@@ -13,7 +13,6 @@ they come.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -72,6 +71,8 @@ def compare(strategies: str, options: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run the comparisons; one that fails leaves its error."""
+    from record import write_record
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--training", default="serial data=2 data=4 fsdp pipeline=2 pipeline=3 pipeline=4")
@@ -94,7 +95,7 @@ def main() -> None:
             rows += compare(strategies, chosen)
         except Exception as error:  # the next comparison must run
             rows.append({"options": chosen, "error": f"{type(error).__name__}: {error}"})
-        output.write_text(json.dumps({"share": SHARE, "rows": rows}, indent=1) + "\n")
+        write_record(output, {"share": SHARE, "rows": rows})
     keys = ("strategy", "workers", "shard", "training", "speedup", "share_of_bound", "samples_per_s", "equal", "error")
     for row in rows:
         print({key: row.get(key) for key in keys}, flush=True)

@@ -353,6 +353,8 @@ def table(rows: dict[str, Any]) -> str:
 
 def main() -> None:
     """Run the in-process measurements in a child process, then the commands; write results after each."""
+    from record import write_record
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
@@ -381,7 +383,7 @@ def main() -> None:
             finish()
         except Exception as error:
             rows["commands"] = {"error": f"{type(error).__name__}: {error}"}
-        (options.output / "gpu_table.json").write_text(json.dumps(rows, indent=1) + "\n")
+        write_record(options.output / "gpu_table.json", {"rows": rows})
         (options.output / "gpu_table.txt").write_text(table(rows))
     print(table(rows))
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from measured_figures import codecs, fabric, forecast, overhead, pipeline, reliability
+from measured_figures import codecs, fabric, forecast, gpu, overhead, pipeline, reliability
 from measured_figures.markdown import RECORDS
 
 __all__ = ["BLOCK", "BLOCKS", "RECORDS", "block", "fill", "pages"]
@@ -42,6 +42,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
         forecast.forecast_memory_cuda,
         forecast.forecast_memory_cuda_again,
         forecast.forecast_speed,
+        gpu.gpu_table,
+        gpu.gpu_shares,
         overhead.trace_overhead,
         overhead.report_size,
         overhead.live_page,

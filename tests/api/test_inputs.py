@@ -39,7 +39,7 @@ def test_too_few_gpus_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_devices(2, notes) == ("cuda:0", "cuda:0")
     (told,) = notes.lines
     assert told.startswith("2 devices were asked for and torch sees 1 GPU: 2 workers share cuda:0, so ")
-    assert "--devices cpu:" in told
+    assert "--devices cuda:0/8,cuda:0/8 " in told
 
 
 def test_a_machine_without_gpus_uses_cores(monkeypatch: pytest.MonkeyPatch) -> None:

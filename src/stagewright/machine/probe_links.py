@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Links
-from stagewright.cluster.device import Device, are_separate, check_devices
+from stagewright.cluster.device import Device, check_devices
 from stagewright.errors import RunError
 from stagewright.gpu_sharing.process_group import BACKEND as SHARED_MEMORY
 from stagewright.machine.link_fit import LinkPoint, MeasuredLink, fit_collective, fit_link
@@ -35,7 +35,7 @@ def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: floa
     Measuring takes about `budget_s`, starting the processes some seconds more; after `limit_s` they are ended.
     """
     assert len(devices) == 2, "a link has two ends"
-    backend = _backend([Device.parse(device) for device in devices])
+    backend = _backend(devices)
     with tempfile.TemporaryDirectory(prefix="stagewright-link-") as folder:
         ends: list[subprocess.Popen[str]] = []
         logs = [Path(folder) / f"end-{rank}.log" for rank in range(2)]
@@ -61,16 +61,18 @@ def measure_link(devices: Sequence[str], *, budget_s: float = 3.0, limit_s: floa
                 if end.stdout is not None:
                     end.stdout.close()
     answer = json.loads(output.splitlines()[-1])
-    pinned = answer["pinned"] and are_separate(devices)
+    pinned = answer["pinned"] and devices[0] != devices[1]
     measured = fit_link([LinkPoint(**point) for point in answer["points"]], pinned=pinned, backend=backend)
     return replace(measured, collective=fit_collective([LinkPoint(**point) for point in answer["sums"]]))
 
 
-def _backend(devices: Sequence[Device]) -> str:
-    if any(device.share > 1 for device in devices):
-        check_devices([device.text for device in devices])
+def _backend(devices: Sequence[str]) -> str:
+    if not all(device.startswith("cuda") for device in devices):
+        return "gloo"
+    if any(Device.parse(device).share > 1 for device in devices):
+        check_devices(devices)
         return SHARED_MEMORY
-    return "nccl" if all(device.kind == "cuda" for device in devices) else "gloo"
+    return "nccl"
 
 
 def _environment() -> dict[str, str]:

@@ -117,6 +117,7 @@ def lone_pipeline(device: str, *stage_workers: int) -> PipelineExecutor:
     """An executor of worker 0 without peers."""
     groups = {(backward, up): None for backward in (False, True) for up in (False, True)}
     context: Any = SimpleNamespace(pipeline=0, rank=0, pipeline_ranks=range(2), torch_device=torch.device(device))
+    context.uses_nccl = device != "cpu"
     context.link_groups, context.link_group = groups, lambda sender, receiver, *, backward: None
     config = PipelineConfig(
         stage_workers=stage_workers,

@@ -30,7 +30,7 @@ class PlanOptions:
     strategy: Annotated[
         str | None,
         opt.run_option(
-            metavar="NAME|MESH", help="Strategy; serial, ddp, fsdp, tensor, pipeline, dp=2,pp=2, … \\[default: serial]"
+            metavar="NAME|MESH", help="Strategy; serial, ddp, zero2, fsdp, tensor, pp, dp=2,pp=2, … \\[default: serial]"
         ),
     ] = None
     microbatches: Annotated[int | None, opt.microbatches_option("4 in a pipeline")] = None
@@ -47,7 +47,7 @@ class PlanOptions:
         str | None, opt.run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")
     ] = None
     shard: opt.Shard = False
-    zero: opt.Zero = 0
+    zero: Annotated[int, opt.run_option("--zero", min=0, max=2, hidden=True)] = 0  # in help as --strategy zero2
     precision: opt.Precision = None
     compile: opt.Compile = None
     batch_norm: Annotated[

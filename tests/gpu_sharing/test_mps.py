@@ -106,6 +106,6 @@ def test_signals_of_the_terminal_do_not_reach_the_guard(log: Path) -> None:
     while not log.exists():
         time.sleep(0.02)
     time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGTERM)
     process.wait()
     assert _wait_for_quit(log)[1].startswith("quit ")

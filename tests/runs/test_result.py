@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from stagewright.errors import RunError, UsageError
 from stagewright.runs.result import MemoryUse, ParityReport, RunResult, WholeBatchLoss
@@ -129,3 +132,11 @@ def test_older_files_lack_keys_and_jobs_of_users_have_others() -> None:
 def test_the_largest_error_is_nan_where_any_is() -> None:
     assert PARITY.max_error == 2e-6
     assert math.isnan(replace(PARITY, outputs=math.nan).max_error)
+
+
+@pytest.mark.parametrize(
+    "damaged", [{"samples_per_s": 0.0, "samples_per_s_spread": 1.0}, {"link_bytes": {"other": 4}}, {"bound": 0.0}]
+)
+def test_values_that_no_run_has_are_refused(damaged: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="samples/s|cut|bound"):
+        RunResult.from_dict({"samples_per_s": 2.0, **damaged})

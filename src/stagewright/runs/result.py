@@ -319,6 +319,11 @@ class RunResult:
         result = from_json(cls, {**values, "is_compared": "share_of_bound" in content})
         if not result.bound > 0:
             raise ValueError(f"the bound of the speed-up is {result.bound}, not above 0")
+        if result.samples_per_s_spread and not result.samples_per_s > 0:
+            raise ValueError(f"{result.samples_per_s} samples/s can't have a spread")
+        for cut in result.link_bytes:
+            if not (cut.isascii() and cut.isdigit()):
+                raise ValueError(f"{cut!r} is not the number of a cut")
         extra = {key: value for key, value in content.items() if key not in own}
         return replace(result, history=history, extra=extra)
 

@@ -138,5 +138,5 @@ def test_the_largest_error_is_nan_where_any_is() -> None:
     "damaged", [{"samples_per_s": 0.0, "samples_per_s_spread": 1.0}, {"link_bytes": {"other": 4}}, {"bound": 0.0}]
 )
 def test_values_that_no_run_has_are_refused(damaged: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="samples/s|cut|bound"):
+    with pytest.raises(ValueError, match=r"samples/s|cut|bound"):
         RunResult.from_dict({"samples_per_s": 2.0, **damaged})

@@ -1,4 +1,4 @@
-"""The life of an MPS daemon, with a program in its place that records what it is told."""
+"""How an MPS daemon is started and stopped, with a program in its place that records its commands."""
 
 from __future__ import annotations
 

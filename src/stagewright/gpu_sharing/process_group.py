@@ -1,6 +1,6 @@
 """A torch process group for workers that share a GPU, where NCCL can't be used: every collective by shared memory.
 
-NCCL refuses two workers on one GPU, and stands still between MPS clients. Here each worker writes its tensor once and
+NCCL refuses two workers on one GPU, and hangs between MPS clients. Here each worker writes its tensor once and
 reads the others' (``exchange``), in the order of ranks, so that sums are equal on all workers to the last bit. Tensors
 of the host go through Gloo.
 

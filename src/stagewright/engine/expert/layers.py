@@ -29,7 +29,7 @@ from stagewright.engine.expert.dropout import DropoutDraws, run_with_baseline_dr
 from stagewright.engine.tensor.layers import LAYOUTS, ShardLayout
 
 Routing: TypeAlias = Literal["index", "mask"]
-"""How a module is told its experts: [tokens, k] numbers, or a [tokens, k, experts] mask of zeros and ones."""
+"""How a module receives the chosen experts: [tokens, k] numbers, or a [tokens, k, experts] mask of zeros and ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
 
     one machine                     the loopback interface, whatever other networks it has
     several workers on one GPU      each gets its own NCCL host id, and NCCL sends through the loopback
-    shares of one GPU               shared memory of the GPU, because NCCL stands still between MPS clients
+    shares of one GPU               shared memory of the GPU, because NCCL hangs between MPS clients
 
 NCCL refuses two workers on one GPU of one machine. With separate host ids, every plan can be run and checked for parity
 on a single GPU; its speed there says nothing about several GPUs.

@@ -1,11 +1,11 @@
 """Plans on shares of one GPU: every strategy on 2, 3 and 4 workers with 1/8 of its SMs each, verified and timed.
 
     python benchmarks/gpu_shares.py --output FILE                            one GPU with CUDA MPS, about 6 minutes
-    python benchmarks/gpu_shares.py --output FILE --training "serial data=2" --inference serial
+    python benchmarks/gpu_shares.py --output FILE --training "serial data=2" --inference "" --tensor ""
     python benchmarks/gpu_shares.py --output FILE --tiny                     on CPU cores: tests the script itself
 
-LlamaForCausalLM of 24 layers (width 1024, 16 heads, feed-forward 4096, vocabulary 1024, sequence 1024) in bfloat16, so
-that 2, 3 and 4 stages can have equal work. The baseline is one worker with the same share. The bound of a pipeline with
+LlamaForCausalLM of 12 layers (width 2048, heads of 64, feed-forward 8192, vocabulary 1024, sequence 1024) in bfloat16,
+so that 2, 3 and 4 stages can have equal work. The baseline is one worker with the same share, on the whole batch. The bound of a pipeline with
 p stages and m micro-batches is p · m / (m + p − 1), that of other strategies the number of workers. Rows are written as
 they come.
 """
@@ -22,21 +22,23 @@ from typing import Any
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1] / "src"), str(HERE.parent)]
 IS_TINY = bool(os.environ.get("GPU_SHARES_TINY"))
-SHARE = 8
+SIZE = os.environ.get("GPU_SHARES_SIZE", "12 2048")
+"""Layers and width of the model; workers read it too."""
 STARTED = time.perf_counter()
 
 
-def llama24() -> Any:
+def llama() -> Any:
     """Build the model with an example of one sample."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    width, length, layers = (32, 16, 4) if IS_TINY else (1024, 1024, 24)
+    layers, width = (4, 32) if IS_TINY else map(int, SIZE.split())
+    length = 16 if IS_TINY else 1024
     config = LlamaConfig(
         num_hidden_layers=layers,
         hidden_size=width,
-        num_attention_heads=width // 16 if IS_TINY else 16,
-        num_key_value_heads=width // 16 if IS_TINY else 16,
+        num_attention_heads=width // (16 if IS_TINY else 64),
+        num_key_value_heads=width // (16 if IS_TINY else 64),
         intermediate_size=4 * width,
         vocab_size=1024,
         max_position_embeddings=length,
@@ -48,7 +50,7 @@ def llama24() -> Any:
         return LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens}
 
 
-def compare(strategies: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+def compare(strategies: str, share: int, options: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare strategies on shares; return one row for each."""
     import stagewright as sw
     from stagewright.api.progress import Progress
@@ -57,11 +59,10 @@ def compare(strategies: str, options: dict[str, Any]) -> list[dict[str, Any]]:
         def note(self, text: str) -> None:
             print(f"{time.perf_counter() - STARTED:6.1f} s  {text}", flush=True)
 
-    devices = [f"cpu:{worker % 2}" if IS_TINY else f"cuda:0/{SHARE}" for worker in range(4)]
-    size = {"batch": 8, "microbatches": 4, "steps": 2} if IS_TINY else {"batch": 32, "microbatches": 16, "steps": 4}
-    chosen = {"precision": "bf16", "hang_s": 60.0, "warmup": 1, **size, **options}
+    devices = [f"cpu:{worker % 2}" if IS_TINY else f"cuda:0/{share}" for worker in range(4)]
+    chosen = {"precision": "bf16", "hang_s": 60.0, "warmup": 1, "steps": 3, **options}
     begun = time.perf_counter()
-    found = sw.compare("gpu_shares:llama24", devices=devices, strategies=strategies.split(), progress=Notes(), **chosen)
+    found = sw.compare("gpu_shares:llama", devices=devices, strategies=strategies.split(), progress=Notes(), **chosen)
     taken = time.perf_counter() - begun
     rows = found.to_dict()["rows"]
     for row in rows:
@@ -78,24 +79,33 @@ def main() -> None:
     parser.add_argument("--training", default="serial data=2 data=4 fsdp pipeline=2 pipeline=3 pipeline=4")
     parser.add_argument("--inference", default="serial pipeline=2 pipeline=3 pipeline=4")
     parser.add_argument("--tensor", default="serial tensor=2 tensor=4")
+    parser.add_argument("--share", type=int, default=8, help="a worker has 1/SHARE of the SMs")
+    parser.add_argument("--size", default=SIZE, help="layers and width")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--compile", choices=("none", "stages", "units"), default="none")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny and not IS_TINY:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "GPU_SHARES_TINY": "1"})
+    os.environ["GPU_SHARES_SIZE"] = options.size
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
     output = options.output.resolve()
     os.chdir(output.parent)
     rows: list[dict[str, Any]] = []
+    common = {"batch": options.batch, "microbatches": options.microbatches, "compile": options.compile}
     for strategies, chosen in (
-        (options.training, {}),
-        (options.inference, {"training": False}),
-        (options.tensor, {"batch": 8}),  # it is verified with attention in plain matrices, which takes more memory
+        (options.training, common),
+        (options.inference, {**common, "training": False}),
+        (options.tensor, {**common, "batch": 8}),  # verified with attention in plain matrices, which takes more memory
     ):
+        if not strategies:
+            continue
         try:
-            rows += compare(strategies, chosen)
+            rows += compare(strategies, options.share, chosen)
         except Exception as error:  # the next comparison must run
             rows.append({"options": chosen, "error": f"{type(error).__name__}: {error}"})
-        write_record(output, {"share": SHARE, "rows": rows})
+        write_record(output, {"share": options.share, "size": options.size, "rows": rows})
     keys = ("strategy", "workers", "shard", "training", "speedup", "share_of_bound", "samples_per_s", "equal", "error")
     for row in rows:
         print({key: row.get(key) for key in keys}, flush=True)

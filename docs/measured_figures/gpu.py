@@ -41,16 +41,17 @@ def gpu_table() -> str:
 
 
 def gpu_shares() -> str:
+    head = ("plan", "workers", "batch", "training: speed-up", "of its bound", "inference: speed-up", "of its bound")
+    records = ("gpu_shares_h200", "gpu_shares_sharded_h200")
+    rows = [row for name in records for row in load_record(name)["rows"] if row["strategy"] != "serial"]
+    plans: dict[tuple[str, int, int], dict[bool, tuple[str, str]]] = {}
+    for row in rows:
+        plan = f"{row['strategy']}{', FSDP' if row['shard'] else ''}", row["workers"], row["batch"]
+        figures = f"{row['speedup']:.2f} ×", percent(row["share_of_bound"])
+        plans.setdefault(plan, {})[row["training"]] = figures
+    empty = ("", "")
     lines = [
-        (
-            f"{row['strategy']}{', FSDP' if row['shard'] else ''}",
-            str(row["workers"]),
-            f"{row['samples_per_s']:.1f}",
-            f"{row['speedup']:.2f} ×",
-            percent(row["share_of_bound"]),
-        )
-        for row in load_record("gpu_shares_h200")["rows"]
-        if row["training"]
+        (name, str(workers), str(batch), *found.get(True, empty), *found.get(False, empty))
+        for (name, workers, batch), found in plans.items()
     ]
-    head = ("plan", "workers", "samples/s", "speed-up", "of the number of workers")
-    return source("gpu_shares_h200") + "\n" + table(head, lines, right=True)
+    return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True)

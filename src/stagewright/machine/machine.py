@@ -97,7 +97,7 @@ def probe_machine() -> Machine:
     available = distributed.is_available()
     backends = {
         "gloo": available and distributed.is_gloo_available(),
-        "nccl": available and distributed.is_nccl_available() and torch.cuda.is_available(),
+        "nccl": available and distributed.is_nccl_available() and torch.cuda.device_count() > 0,
         "mpi": available and distributed.is_mpi_available(),
     }
     return Machine(
@@ -137,7 +137,7 @@ def num_gpus() -> int:
         return 0
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.cuda.device_count()  # is_available() would initialize CUDA, after which no share of a GPU can be had
 
 
 def default_devices(num_workers: int, *, share: bool = False) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ def _versions(torch_version: str, cuda_version: str | None) -> dict[str, str]:
 def _gpus() -> tuple[Gpu, ...]:
     import torch
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.device_count():
         return ()
     properties: Mapping[int, Any] = {
         index: torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())

@@ -21,6 +21,6 @@ def choose_devices(most: int) -> tuple[str, ...]:
 
     from stagewright.machine.machine import separate_cores
 
-    if torch.cuda.is_available() and torch.cuda.device_count() >= 2:
+    if torch.cuda.device_count() >= 2:
         return tuple(f"cuda:{index}" for index in range(min(most, torch.cuda.device_count())))
     return tuple(f"cpu:{core}" for core in separate_cores()[:most])

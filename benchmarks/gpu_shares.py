@@ -5,9 +5,9 @@
     python benchmarks/gpu_shares.py --output FILE --tiny                     on CPU cores: tests the script itself
 
 LlamaForCausalLM of 12 layers (width 2048, heads of 64, feed-forward 8192, vocabulary 1024, sequence 1024) in bfloat16,
-so that 2, 3 and 4 stages can have equal work. The baseline is one worker with the same share, on the whole batch. The bound of a pipeline with
-p stages and m micro-batches is p · m / (m + p − 1), that of other strategies the number of workers. Rows are written as
-they come.
+so that 2, 3 and 4 stages can have equal work. The baseline is one worker with the same share, on the whole batch. The
+bound of a pipeline with p stages and m micro-batches is p · m / (m + p − 1), that of other strategies the number of
+workers. Rows are written as they come.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo browser test test-fast test-long check format bench docs clean
@@ -12,13 +13,14 @@ help:  ## show the targets
 
 setup: $(READY)  ## create .venv with the tool and everything that develops it
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt constraints.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Stagewright needs Python 3.11 or newer, but '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
 			"run e.g. 'make PYTHON=python3.12 $(MAKECMDGOALS)'." >&2; exit 1; }
 	@echo "setting up .venv (a few minutes the first time)" >&2
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@$(INSTALL) --no-deps --require-hashes -r constraints.lock
+	@$(INSTALL) -e '.[dev]' -c constraints.txt
 	@touch $@
 
 demo: $(READY)  ## compare four strategies for a small vision transformer on two cores

@@ -128,7 +128,7 @@ def _link_environment() -> None:
     """Make `.venv/bin` and `make` work as in a clone after set-up."""
     Path(".venv").mkdir()
     Path(".venv/bin").symlink_to(Path(sys.executable).parent)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints.lock"):
         Path(name).symlink_to(_ROOT / name)
     Path(".venv/.ready").touch()
 

@@ -19,6 +19,7 @@ from stagewright.planner.calibration.calibrate import (
     _contention,
     _fit_allreduce,
     _fit_p2p,
+    _fsdp_overhead,
     _hardware,
     _make_monotonic,
     _noise,
@@ -101,6 +102,18 @@ def test_sums_beside_work() -> None:
     assert beside(20.0, 6.0) == (0.0, 1.0), "as if each were alone"
     assert beside(24.0, 8.0) == (0.5, 0.75), "for 8 s they took turns"
     assert beside(24.0, 26.0) == (pytest.approx(4 / 24), pytest.approx(4 / 24)), "2 s of them came after the work"
+
+
+def test_fsdp_takes_more_than_its_collectives() -> None:
+    link = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-4)
+
+    def added_s(size: int) -> float:
+        return 3e-3 + 2e-9 * size + 1.5 * (2e-4 + size / 1e9)
+
+    entry = {"fsdp": {str(size): added_s(size) for size in (1000, 10**6)}}
+    faster = {"fsdp": {size: 0.9 * seconds for size, seconds in entry["fsdp"].items()}}
+    assert _fsdp_overhead([(entry, faster)] * 3, link) == (pytest.approx(3e-3), pytest.approx(2e-9))
+    assert _fsdp_overhead([({}, {})] * 3, link) == (0.0, 0.0), "on GPUs it is not measured"
 
 
 def test_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
 from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.parallel.compilation import compile_part
 from stagewright.engine.parallel.gradient_sync import GradientSync
+from stagewright.engine.parallel.local_step import changes_elements, step_shards
 from stagewright.engine.parallel.loss_scale import LossScaler
 from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.parallel.shape_variants import ShapeVariants
@@ -125,7 +126,7 @@ class StepRunner:
         if self.scaler is not None:
             self.scaler.update()
         if optimizer is not None and not is_skipped:
-            optimizer.step()
+            step_shards(optimizer) if self.plan.shard and changes_elements(optimizer) else optimizer.step()
             recorder.add("optimizer", start)
             self.sync.gather_parameters()
         return norm

@@ -34,7 +34,10 @@ from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 # Identifies the method in calibration files; after a change of this text the machine is measured again.
-_METHOD = "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead, patient threads"
+_METHOD = (
+    "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead, patient threads, "
+    "FSDP beyond the caches"
+)
 _JOB = "stagewright.planner.calibration.job:run"
 _ACTIONS = ("forward", "backward")
 _MIN_FITTED_BYTES = 64 << 10
@@ -196,6 +199,7 @@ def calibrate_from_rounds(
     rounds = list(zip(*both, strict=True))
     share, pace = _overlap(rounds)
     allreduce_s = _allreduce_by_size(rounds)
+    unit_s, s_per_byte = _fsdp_overhead(rounds, _fit_allreduce(allreduce_s))
     together, message_bytes = _median(both[0], "together_s"), measured["message_bytes"]
     speeds = (1.0, _speed([(first["alone_s"], second["alone_s"]) for first, second in rounds]))
     return replace(
@@ -209,6 +213,8 @@ def calibrate_from_rounds(
             message_s_per_byte=max(0.0, _median(both[0], "with_messages_s") - together) / message_bytes,
             collective_share=share,
             collective_pace=pace,
+            fsdp_unit_s=unit_s,
+            fsdp_s_per_byte=s_per_byte,
             contention=_contention(rounds, speeds) if separate else 1.0,
         ),
         speeds=speeds if separate else (),
@@ -268,6 +274,23 @@ def _allreduce_by_size(rounds: Sequence[Round]) -> dict[int, float]:
         )
         for size in rounds[0][0]["sums"]
     }
+
+
+def _fsdp_overhead(rounds: Sequence[Round], link: Link) -> tuple[float, float]:
+    """Return the time of FSDP's hooks and copies in a step: per unit, and per byte of its parameters.
+
+    A unit is all-gathered twice and reduce-scattered once, each half of an all-reduce. That is subtracted.
+    """
+    sizes = sorted(rounds[0][0].get("fsdp", {}), key=int)
+    if len(sizes) < 2:
+        return 0.0, 0.0
+    own: list[tuple[int, float]] = []
+    for size in (sizes[0], sizes[-1]):
+        added = statistics.median(max(entry["fsdp"][size] for entry in both) for both in rounds)
+        own.append((int(size), added - 1.5 * (2 * link.latency_s + int(size) / link.bandwidth_bytes_per_s)))
+    (small, less_s), (large, more_s) = own
+    s_per_byte = max(0.0, (more_s - less_s) / (large - small))
+    return max(0.0, less_s - small * s_per_byte), s_per_byte
 
 
 def _mean(values: Sequence[float]) -> float:

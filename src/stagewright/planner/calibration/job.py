@@ -4,6 +4,7 @@
     all-reduce   by size, each after some compute              ─► latency and bandwidth of collectives
     contention   compute on one device, then on both at once   ─► slowdown, which device is slower
     overlap      compute during all-reduces or P2P             ─► compute lost to them, and their speed meanwhile
+    FSDP         steps of sharded units, on CPU cores          ─► its copies and hooks, apart from its collectives
 
 Measurements run in many short rounds, so that a brief disturbance affects no single value alone. The times of both
 workers are kept: the last one to join an all-reduce has not waited, and the slowest one determines a step.
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.files.atomic import save_text
+from stagewright.planner.calibration.fsdp_probe import FSDPProbe
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 
@@ -72,6 +74,7 @@ class Probe:
         # More than a core's caches hold, like a model's weights.
         self.weights = [torch.randn(width, width, generator=generator).to(device) for _ in range(48)]
         self.buffers = {size: torch.zeros(max(1, size // 4), device=device) for size in (*P2P_BYTES, *ALLREDUCE_BYTES)}
+        self.fsdp = FSDPProbe(context) if device.type == "cpu" else None  # a GPU overlaps it with compute
         self.overlapped = [torch.zeros(_OVERLAPPED_BYTES // 4, device=device) for _ in range(_NUM_OVERLAPPED)]
 
     def round(self) -> dict[str, Any]:
@@ -94,6 +97,7 @@ class Probe:
         times["with_sums_s"], times["sums_done_s"] = self._overlap_allreduce()
         self._barrier()
         times["with_messages_s"] = self._timed(self._overlap_p2p)
+        times["fsdp"] = self.fsdp.round(self._timed, self._barrier) if self.fsdp is not None else {}
         self._barrier()
         return times
 

@@ -37,7 +37,7 @@ def gathered_bytes(units: Sequence[UnitProfile], separate: Sequence[int], parame
 def exposed_gather_s(
     units: Sequence[UnitProfile],
     forward_s: float,
-    copy_s: float,
+    copies_s: float,
     group: Group,
     topology: Topology,
     overheads: EngineOverheads,
@@ -45,7 +45,8 @@ def exposed_gather_s(
     """Return the time that a stage's all-gathers add to each pass, not hidden behind compute."""
     total_s = sum(all_gather_s(group, unit.parameter_bytes.total) for unit in units)
     hidden_s = (1 - _compute_lost_share(topology, overheads)) * total_s
-    return total_s - min(hidden_s, forward_s) + copy_s
+    sizes = [unit.parameter_bytes.total for unit in units]
+    return total_s - min(hidden_s, forward_s) + (_measured_copies_s(sizes, overheads) or copies_s)
 
 
 def exposed_reduce_scatter_s(
@@ -61,7 +62,8 @@ def exposed_reduce_scatter_s(
     total_s = sum(reduce_scatter_s(group, size) for size in sizes)
     if not total_s:  # a what-if with free collectives
         return 0.0
-    copy = copy_s(sum(sizes), plan, model_overheads) * contention
+    measured = _measured_copies_s(sizes, engine_overheads) if plan.shard else 0.0
+    copy = measured or copy_s(sum(sizes), plan, model_overheads) * contention
     return total_s * _compute_lost_share(topology, engine_overheads) + copy
 
 
@@ -71,6 +73,12 @@ def copy_s(num_bytes: int, plan: Plan, overheads: ModelOverheads) -> float:
     Gradients are copied likewise. Accumulation reads two numbers and writes one, a copy reads one and writes one.
     """
     return num_bytes * (1 + 1 / plan.mesh.data) * overheads.accumulate_s_per_byte * 2 / 3
+
+
+def _measured_copies_s(sizes: Sequence[int], overheads: EngineOverheads) -> float:
+    """Return the time of hooks and copies of one collective of each unit, a third of a step's; 0 if not measured."""
+    units = [size for size in sizes if size]
+    return (len(units) * overheads.fsdp_unit_s + sum(units) * overheads.fsdp_s_per_byte) / 3
 
 
 def _compute_lost_share(topology: Topology, overheads: EngineOverheads) -> float:

@@ -78,6 +78,10 @@ class EngineOverheads:
     """Fraction of the device's time that an overlapped collective takes: large on one core, small on a GPU."""
     collective_pace: float = 1.0
     """Speed of a collective overlapped with compute, relative to its speed alone."""
+    fsdp_unit_s: float = 0.0
+    """Device time of FSDP's hooks in a step, per unit: two all-gathers and one reduce-scatter. 0 if not measured."""
+    fsdp_s_per_byte: float = 0.0
+    """Device time of FSDP's copies in a step, per byte of parameters."""
     contention: float = 0.0
     """Relative slowdown of compute when a host's devices are busy at once, until the slowest is done. Measured with
     two devices. More devices are assumed to add none: multiplying the value would multiply its noise."""

@@ -185,6 +185,11 @@ def test_parts_follow_from_the_options() -> None:
     assert "run-training-3-blocks-1" in [part.name for part in more]
 
 
+def test_units_are_those_that_were_asked_for() -> None:
+    assert Options().plan("training", 2).units == "auto"
+    assert Options(units="leaf").plan("training", 2).units == "leaf"
+
+
 def test_options_that_can_not_be_are_refused() -> None:
     with pytest.raises(UsageError, match="4 micro-batches can't fill 6 stages"):
         Options(microbatches=4)

@@ -171,7 +171,7 @@ def test_a_forecast_is_over_serial_with_its_batch_in_one_piece(tmp_path: Path, m
         link=FREE, collective=FREE, overheads=EngineOverheads(), kind="cpu", hardware="made"
     ).to_dict()
     calibration |= {name: {"bandwidth_bytes_per_s": None, "latency_s": 0.0} for name in ("link", "collective")}
-    options = Options(workers=(2,), cuts=(), batch=64)
+    options = Options(workers=(2,), cuts=(), batches=(64,))
     monkeypatch.setattr("stagewright.studies.strategies.study.load_model_costs", lambda costs: costs)
     part = next(part for part in build_study(options).parts if part.name == "forecast-digits")
     results = Results({"profile-digits": {"measured": sizes, "cuts": {}}, "calibration": calibration})
@@ -211,7 +211,7 @@ def test_nothing_measured() -> None:
 
 
 def test_plans_of_the_experiments() -> None:
-    options = Options(workers=(2, 4), batch=32)
+    options = Options(workers=(2, 4), batches=(32,))
     four = options.plan("digits", Experiment(strategy="pipeline", workers=4, microbatches=2, cut="even"), 1)
     assert (four.batch, four.schedule, four.devices) == (64, "gpipe", ("cpu:0", "cpu:1", "cpu:0", "cpu:1"))
     assert four.optimizer.learning_rate == pytest.approx(2e-3)
@@ -281,7 +281,7 @@ def test_a_plain_loop_is_a_row_and_judges_the_baseline() -> None:
 
 @pytest.mark.slow
 def test_a_plain_loop_trains() -> None:
-    options = Options(tasks=("digits",), workers=(2,), microbatches=(4,), batch=8, steps=3, warmup=1)
+    options = Options(tasks=("digits",), workers=(2,), microbatches=(4,), batches=(8,), steps=3, warmup=1)
     row = time_plain_loop(options.plan("digits", None, 0))
     assert len(row["steps_s"]) == 3
     assert row["samples_per_s"] == pytest.approx(8 / sorted(row["steps_s"])[1])
@@ -296,3 +296,36 @@ def test_the_summary_has_the_numbers() -> None:
     nothing = conclude(STRATEGIES_OPTIONS, Results({})).summary
     assert nothing is not None
     assert nothing.measured == "Nothing was measured."
+
+
+def test_several_batches_are_cases_of_a_task() -> None:
+    options = Options(tasks=("digits",), workers=(2,), microbatches=(4,), batches=(32, 64))
+    assert options.cases == ("digits", "digits-b64")
+    small, large = options.recipe("digits"), options.recipe("digits-b64")
+    assert (small.batch, large.batch, large.task) == (32, 64, "digits")
+    assert large.learning_rate == 2 * small.learning_rate
+    names = [part.name for part in build_study(options).parts]
+    assert {"data-digits", "speed-digits-b64-data-2-1", "train-digits-b64-pipeline-2-4-even-0"} <= set(names)
+    assert "data-digits-b64" not in names
+    data = Experiment(strategy="data", workers=2)
+    assert options.plan("digits-b64", data, 0).batch == 64
+    with pytest.raises(UsageError, match="two workers need a batch of 2 or more"):
+        Options(batches=(1,))
+
+
+def test_what_a_larger_batch_changes() -> None:
+    assert "this studies two: stagewright study strategies --batch 64,128" in answer_to(
+        concluded(strategies_parts()), "larger batch"
+    )
+    parts = strategies_parts()
+    twice = {name.replace("cifar10", "cifar10-b128", 1): part for name, part in parts.items() if "-cifar10" in name}
+    first = STRATEGIES_OPTIONS["recipes"]["cifar10"]
+    recipes = {"cifar10": first, "cifar10-b128": replace(first, batch=128, learning_rate=2 * first.learning_rate)}
+    findings = concluded({**parts, **twice}, recipes=recipes)
+    text = answer_to(findings, "larger batch")
+    assert "CIFAR-10, data, 2 workers: batch 64 180.0 samples/s, 1.80 ×, accuracy 95.9" in text
+    assert "batch 128 180.0 samples/s" in text
+    assert "No difference in accuracy can be told (0.0" in text or "No difference in accuracy can be told (+0.0" in text
+    assert "CIFAR-10, batch 128, 2 workers, measured" in answer_to(findings, "which is faster")
+    assert {row["batch (micro-batches)"] for row in table_rows(findings.tables[0])} >= {"64", "128"}
+    assert len(findings.tables[1].rows) == 5

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from stagewright.quantity import format_bytes
 from stagewright.report.figures.file import write_figure
 from stagewright.report.figures.style import draw_grid, new_figure, write_at
@@ -32,6 +34,11 @@ class MemoryBar:
 
 def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> Path:
     """Draw one bar per strategy into a .png, .svg or .pdf file."""
+    return write_figure(memory_figure(bars, title=title), path)
+
+
+def memory_figure(bars: Sequence[MemoryBar], *, title: str) -> Figure:
+    """Draw one bar per strategy."""
     figure = new_figure(8.4, 1.6 + 0.42 * max(1, len(bars)))
     axes = figure.subplots()
     for row, bar in enumerate(bars):
@@ -55,4 +62,4 @@ def draw_memory(bars: Sequence[MemoryBar], path: str | Path, *, title: str) -> P
     if shown:
         figure.legend(loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8.5, labelcolor=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-    return write_figure(figure, path)
+    return figure

@@ -25,6 +25,9 @@ class Options:
     policies: tuple[str, ...] = option(
         ("parameters", "macs", "blocks", "time", "optimal"), "Split policies; with commas.", parse=parse_words
     )
+    units: str = option(
+        "auto", "Modules that are never split: auto (whole blocks), leaf (the smallest modules), or names with commas."
+    )
     modes: tuple[str, ...] = option(_MODES, "What to run.", parse=parse_words, choices=_MODES)
     batch: int = option(32, "Global batch: samples in a step.", minimum=1, quick=32)
     microbatches: int = option(16, "Micro-batches of a replica.", minimum=1, quick=8)
@@ -90,6 +93,7 @@ class Options:
             mesh=Mesh(pipeline=num_stages),
             microbatches=self.microbatches if num_stages > 1 else 1,
             cuts=cuts,
+            units=self.units,
             training=mode == "training",
             devices=tuple(self.devices[worker % len(self.devices)] for worker in range(num_stages)),
             seed=self.seed,

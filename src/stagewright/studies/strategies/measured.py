@@ -155,8 +155,9 @@ def task_scale(
     results: Mapping[str, Any], options: Mapping[str, Any], task: str, measured: Sequence[MeasuredExperiment]
 ) -> AccuracyScale:
     """How exactly the accuracies of a task are known."""
-    samples = results.get(f"data-{task}") or {}
-    return accuracy_scale(task, options["recipes"][task].metric, measured, samples.get("judged"))
+    recipe = options["recipes"][task]
+    samples = results.get(f"data-{recipe.task}") or {}
+    return accuracy_scale(recipe.task, recipe.metric, measured, samples.get("judged"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +183,13 @@ def plain_loop(results: Mapping[str, Any], options: Mapping[str, Any], task: str
     return PlainLoop(
         samples_per_s=median_rate(runs), baseline=median_rate(baselines) if baselines else None, ratios=ratios
     )
+
+
+def case_name(options: Mapping[str, Any], case: str) -> str:
+    """RTE, or RTE, batch 64 where the task is trained with several batches."""
+    recipe = options["recipes"][case]
+    others = [other for other in options["recipes"].values() if other.task == recipe.task]
+    return f"{recipe.shown_data}, batch {recipe.batch}" if len(others) > 1 else str(recipe.shown_data)
 
 
 def forecast_check(results: Mapping[str, Any], measured: Sequence[MeasuredExperiment]) -> ForecastCheck:

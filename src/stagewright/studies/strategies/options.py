@@ -13,6 +13,7 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
 from stagewright.studies.framework.options import option, parse_numbers, parse_words, setting, show_bytes
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
+from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe
 from stagewright.studies.strategies.measured import CLIENT, Experiment, list_experiments
 
 CUTS = ("even", "client")
@@ -65,14 +66,16 @@ class Options(TrainingOptions):
         "deferred", "Statistics of a micro-batch, or of the batch.", choices=BATCH_NORMS
     )
     """Deferred is the same under every strategy. With plain, models that learned the same are evaluated differently."""
-    batch: int | None = option(
-        None,
-        "Global batch: samples in a step; on 2 workers, twice as many on 4.",
-        typed=int,
-        minimum=2,
+    batch: int | None = setting(None)
+    batches: tuple[int, ...] = option(
+        (),
+        "Global batch: samples in a step; on 2 workers, twice as many on 4; several with commas.",
+        flag="--batch",
+        parse=parse_numbers,
         default_text="the task's",
-        quick=32,
+        quick=(32,),
     )
+    """The learning rate is that of the first, and grows with the batch."""
     rounds: int = option(3, "Repeat every run this many times; if it is timed.", minimum=1, quick=1, panel="Execution")
     steps: int = option(5, "Timed steps.", minimum=1, quick=3, panel="Execution")
     warmup: int = setting(2, quick=1)
@@ -111,6 +114,8 @@ class Options(TrainingOptions):
         unknown = [cut for cut in self.cuts if cut not in CUTS]
         if unknown:
             raise UnknownName("split policy", unknown[0], CUTS)
+        if any(batch < 2 for batch in self.batches):
+            raise UsageError(f"--batch {min(self.batches)}: two workers need a batch of 2 or more")
         for recipe in self.recipes.values():
             if max(self.microbatches) > recipe.batch:
                 raise UsageError(
@@ -122,6 +127,33 @@ class Options(TrainingOptions):
     def most_devices(cls, given: Mapping[str, Any]) -> int:
         """How many devices the study can use."""
         return max(given.get("workers") or (4,))
+
+    @property
+    def recipes(self) -> dict[str, TrainingRecipe]:
+        """How each task is trained, with each batch: rte, and rte-b64 with the second of --batch 32,64."""
+        return {case: self.recipe(case) for case in self.cases}
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        """The tasks, each with every batch."""
+        others = tuple(dict.fromkeys(self.batches))[1:]
+        return tuple(case for task in self.tasks for case in (task, *(f"{task}-b{batch}" for batch in others)))
+
+    def recipe(self, task: str) -> TrainingRecipe:
+        """How a case is trained; its learning rate is in proportion to its batch."""
+        name, _, batch = task.partition("-b")
+        recipe = choose_recipe(
+            name,
+            data=self.data,
+            weights=self.weights,
+            quick=self.quick,
+            size=self.size,
+            batch=self.batches[0] if self.batches else self.batch,
+            learning_rate=self.learning_rate,
+        )
+        if not batch:
+            return recipe
+        return replace(recipe, batch=int(batch), learning_rate=recipe.learning_rate * int(batch) / recipe.batch)
 
     @property
     def experiments(self) -> tuple[Experiment, ...]:

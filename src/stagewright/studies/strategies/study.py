@@ -6,7 +6,8 @@
     at the end:      batch 256, 1k, 4k under a memory limit: data parallel, data parallel with gradient accumulation,
                      pipeline
 
-As published, 4 workers use twice the batch and twice the learning rate of 2. Unless it is given, the memory limit lies
+As published, 4 workers use twice the batch and twice the learning rate of 2. Several batches make several cases of a
+task: rte, rte-b64. Unless it is given, the memory limit lies
 between what data parallel needs for the two largest batches.
 """
 
@@ -31,7 +32,7 @@ from stagewright.studies.strategies.tables import figures, tables
 
 def build_study(options: Options) -> Study:
     recipes = options.recipes
-    trained = ", ".join(f"{recipe.model} on {recipe.shown_data}" for recipe in recipes.values())
+    trained = ", ".join(f"{recipes[task].model} on {recipes[task].shown_data}" for task in options.tasks)
     return Study(
         name="strategies",
         title=f"Pipeline and data parallel: {trained}",
@@ -43,7 +44,7 @@ def build_study(options: Options) -> Study:
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
-    experiments = {task: measured_experiments(results, options, task) for task in options["tasks"]}
+    experiments = {case: measured_experiments(results, options, case) for case in options["recipes"]}
     shown, drawn = tables(results, options, experiments), figures(options, experiments)
     return Findings(
         summary=summarize(results, options, experiments),
@@ -54,9 +55,13 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
 
 
 def _parts(options: Options) -> Iterator[Part]:
+    def shown(case: str) -> str:
+        return case.replace("-b", ", batch ")
+
     yield calibration(options.devices)
     for task in options.tasks:
         yield samples_part(task, options.data, options.train_samples, options.judged_samples)
+    for task in options.cases:
         yield Part(
             name=f"profile-{task}",
             about=f"profile the units of {options.recipe(task).model}, and split it for every pipeline",
@@ -64,40 +69,40 @@ def _parts(options: Options) -> Iterator[Part]:
         )
         yield Part(
             name=f"forecast-{task}",
-            about=f"forecast every experiment on {task}",
+            about=f"forecast every experiment on {shown(task)}",
             run=partial(_forecast, options, task),
             needs=("calibration", f"profile-{task}"),
         )
     for round_number in range(1, options.rounds + 1):
         shown_round = f"round {round_number} of {options.rounds}"
-        for task in options.tasks:
+        for task in options.cases:
             yield Part(
                 name=f"plain-{task}-{round_number}",
-                about=f"plain torch loop, {task}, {shown_round}",
+                about=f"plain torch loop, {shown(task)}, {shown_round}",
                 run=partial(_plain_loop, options, task),
             )
             for count in filter(options.is_run, options.workers):
                 yield Part(
                     name=f"speed-{task}-serial-{count}-{round_number}",
-                    about=f"baseline with the batch of {count} workers, {task}, {shown_round}",
+                    about=f"baseline with the batch of {count} workers, {shown(task)}, {shown_round}",
                     run=partial(_speed, options, task, None, count, round_number),
                 )
             for experiment in options.experiments:
                 if options.is_run(experiment.workers):
                     yield Part(
                         name=f"speed-{task}-{experiment.name}-{round_number}",
-                        about=f"{experiment.full_name}, {task}, {shown_round}",
+                        about=f"{experiment.full_name}, {shown(task)}, {shown_round}",
                         run=partial(_speed, options, task, experiment, experiment.workers, round_number),
                         needs=(f"profile-{task}",),
                     )
-    for task in options.tasks:
+    for task in options.cases:
         for seed in options.seeds:
             for experiment in options.experiments:
                 yield Part(
                     name=f"train-{task}-{experiment.name}-{seed}",
-                    about=f"train {task}, {experiment.full_name}, seed {seed}",
+                    about=f"train {shown(task)}, {experiment.full_name}, seed {seed}",
                     run=partial(_train, options, task, experiment, seed),
-                    needs=(f"data-{task}", f"profile-{task}"),
+                    needs=(f"data-{options.recipe(task).task}", f"profile-{task}"),
                 )
     if options.large_batches:
         first = options.tasks[0]
@@ -199,8 +204,9 @@ def _train(options: Options, task: str, experiment: Experiment, seed: int, conte
     from stagewright.studies.parts.training import train_by_pipeline
 
     plan = options.plan(task, experiment, seed, _cuts(context, task, experiment))
-    plan = replace(plan, task=task, epochs=options.epochs, steps=1, warmup=0)
-    result = train_by_pipeline(plan, context.runs, data=samples_folder(options.data, task, context), note=context.note)
+    name = options.recipe(task).task
+    plan = replace(plan, task=name, epochs=options.epochs, steps=1, warmup=0)
+    result = train_by_pipeline(plan, context.runs, data=samples_folder(options.data, name, context), note=context.note)
     return {**result, "shared": not options.is_run(experiment.workers)}
 
 

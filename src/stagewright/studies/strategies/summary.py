@@ -8,7 +8,7 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, signed, spread, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.strategies.measured import MeasuredExperiment, task_scale
+from stagewright.studies.strategies.measured import MeasuredExperiment, case_name, task_scale
 from stagewright.studies.strategies.tables import only_pipeline
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
@@ -43,7 +43,7 @@ def _pairs(
             pipelines = [row for row in rows if row.experiment.strategy == "pipeline"]
             even = [row for row in pipelines if row.experiment.cut == "even"] or pipelines
             if data is not None and even:
-                yield options["recipes"][task].shown_data, data, max(even, key=lambda row: row.speedup or 0.0)
+                yield case_name(options, task), data, max(even, key=lambda row: row.speedup or 0.0)
 
 
 def _speeds(name: str, data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:

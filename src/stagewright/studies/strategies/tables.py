@@ -20,6 +20,7 @@ from stagewright.studies.strategies.measured import (
     PUBLISHED_LARGE,
     MeasuredExperiment,
     PlainLoop,
+    case_name,
     forecast_check,
     plain_loop,
     task_scale,
@@ -57,7 +58,7 @@ def figures(options: Mapping[str, Any], experiments: Experiments) -> tuple[Figur
         Figure(
             name="strategies",
             caption="Speed-up over one device of every experiment (hatched: forecast), and its accuracy over seeds.",
-            draw=partial(_draw, dict(experiments), dict(options["recipes"])),
+            draw=partial(_draw, dict(experiments), options),
         ),
     )
 
@@ -101,10 +102,10 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
     rows, sentences = [], []
     for task, measured in experiments.items():
         recipe: TrainingRecipe = options["recipes"][task]
-        reference, check = data_on_2(measured), forecast_check(results, measured)
+        reference, check = data_on_2(experiments[recipe.task]), forecast_check(results, measured)
         scale = task_scale(results, options, task, measured)
         if any(not row.is_measured and row.forecast is not None for row in measured):
-            sentences.append(f"{recipe.shown_data}: {check.sentence}")
+            sentences.append(f"{case_name(options, task)}: {check.sentence}")
         rows += _single_device_rows(recipe, plain_loop(results, options, task), f"{scale.chance:g}", reference)
         for row in measured:
             over_data = _over(row.samples_per_s, reference) if row.equal else "–"
@@ -197,11 +198,11 @@ def _large_table(results: Results, options: Mapping[str, Any]) -> Table:
     )
 
 
-def _draw(experiments: Experiments, recipes: Mapping[str, TrainingRecipe], path: Path) -> None:
+def _draw(experiments: Experiments, options: Mapping[str, Any], path: Path) -> None:
     from stagewright.report.figures.strategies import StrategyBar, draw_strategies
 
     panels = {
-        f"{recipes[task].shown_data}, {recipes[task].model}": [
+        f"{case_name(options, task)}, {options['recipes'][task].model}": [
             StrategyBar(
                 label=f"{row.experiment.shown}, {row.experiment.workers} workers, {row.shown_batch}",
                 strategy=row.experiment.strategy,

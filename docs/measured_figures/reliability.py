@@ -1,4 +1,4 @@
-"""Blocks of docs/benchmarks.md on reliability."""
+"""Blocks of docs/reliability.md."""
 
 from __future__ import annotations
 

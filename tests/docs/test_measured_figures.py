@@ -77,10 +77,7 @@ STATED: dict[str, dict[str, str]] = {
         "1.5 s": "printed by benchmarks/stragglers.py",
         "3 %": "a limit",
     },
-    "reliability.md": {
-        **dict.fromkeys(("10 s", "200 MiB", "3 s"), "a limit"),
-        "4 s": "length of a stall",
-    },
+    "reliability.md": {**dict.fromkeys(("10 s", "200 MiB", "3 s"), "a limit"), "4 s": "length of a stall"},
 }
 
 

@@ -19,12 +19,11 @@ from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
 from stagewright.planner.costs.measure import ModelCosts, cut_indices, plan_microbatch_sizes
-from stagewright.profiler.profile import Profile
 from stagewright.simulator.costs.plan_costs import plan_costs
 from stagewright.simulator.memory import worker_memory
 from stagewright.simulator.step_times import pipeline_times
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import checkpoint_by_block
+from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
@@ -109,7 +108,7 @@ def memory_of(sized: SizedModel) -> SizedMemory:
 
     def memory(plan: Plan, size: int) -> tuple[Plan, int]:
         sized_plan, model = sized(plan, size)
-        sized_plan = checkpoint_by_block(sized_plan, _block_ends(model.profile))
+        sized_plan = checkpoint_by_block(sized_plan, block_ends(model.profile.units))
         check_plan(sized_plan)
         return sized_plan, peak_bytes(sized_plan, model)
 
@@ -199,11 +198,6 @@ def _fit(
         plan=sized(plan, low)[0],
     )
     return result if is_limit else replace(result, past=sized(plan, result.past_size)[0])
-
-
-def _block_ends(profile: Profile) -> list[str]:
-    """Return the last unit of each block."""
-    return list({unit.block: unit.name for unit in profile.units if unit.block is not None}.values())
 
 
 def _min_size(plan: Plan, kind: SizeKind) -> int:

@@ -8,15 +8,36 @@ one stage per block:   saves each block's inputs; backward recomputes one block 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from stagewright.spec.plan import Plan
 
 
-def checkpoint_by_block(plan: Plan, block_ends: Sequence[str]) -> Plan:
-    """Cut the plan after each block except the last, if it recomputes without a pipeline."""
+class _InBlock(Protocol):
+    """A unit of a graph or a profile."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def block(self) -> str | None: ...
+
+
+def block_ends(units: Iterable[_InBlock]) -> list[str]:
+    """Return the last unit of each block."""
+    return list({unit.block: unit.name for unit in units if unit.block is not None}.values())
+
+
+def checkpoints_by_block(plan: Plan) -> bool:
+    """Whether a plan recomputes a model that is one stage, which can be cut after each block."""
     # The engine supports FSDP only with one stage.
-    if plan.recompute == "none" or plan.mesh.pipeline > 1 or plan.shard or len(block_ends) < 2:
+    is_one_stage = plan.num_stages == 1 and plan.mesh.pipeline == 1 and not plan.shard
+    return plan.training and plan.recompute in ("always", "except-last") and is_one_stage
+
+
+def checkpoint_by_block(plan: Plan, ends: Sequence[str]) -> Plan:
+    """Cut the plan after each block except the last, if it recomputes without a pipeline."""
+    if not checkpoints_by_block(plan) or len(ends) < 2:
         return plan
-    return replace(plan, cuts=tuple(block_ends[:-1]), schedule="interleaved")
+    return replace(plan, cuts=tuple(ends[:-1]), schedule="interleaved")

@@ -36,6 +36,8 @@ def on(mesh: str, **options: Any) -> Plan:
         ("data=2", {}),
         ("data=2", {"shard": True}),
         ("data=2", {"zero": 2, "batch": 13, "microbatches": 3}),
+        ("data=2", {"microbatches": 2, "recompute": "always"}),  # block by block
+        pytest.param("tensor=2", {"recompute": "except-last", "microbatches": 2}, marks=pytest.mark.long),
         ("tensor=2", {}),
         ("pipeline=2", {"microbatches": 4, "recompute": "always"}),
         pytest.param("data=2,pipeline=2", {"batch": 13, "microbatches": 3}, marks=pytest.mark.slow),

@@ -25,6 +25,7 @@ from stagewright.machine.machine import default_devices
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
+from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.host_memory_check import check_host_memory, num_parts
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Compile, Plan
@@ -39,7 +40,7 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     check_plan(plan)
     check_on_this_machine(plan)
     check_host_memory(plan.model, plan.mesh.num_workers, num_parts(plan))
-    if plan.cuts or plan.num_stages == 1:
+    if plan.cuts or (plan.num_stages == 1 and not checkpoints_by_block(plan)):
         return plan
     find_policy(plan.split)
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype, hollow=True)
@@ -47,11 +48,15 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     device = Device.parse(plan.devices[0])
     model = model.to(device.torch_device(), plan.memory_bytes)
     graph = capture_for(plan, model)
-    mode, _ = choose_compile_mode(plan, model, graph, device.torch_device())
-    cuts = _choose_cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, mode, progress)
+    if checkpoints_by_block(plan):
+        plan = checkpoint_by_block(plan, block_ends(graph.calls))
+    else:
+        mode, _ = choose_compile_mode(plan, model, graph, device.torch_device())
+        cuts = _choose_cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, mode, progress)
+        plan = replace(plan, cuts=cuts)
     del model, graph
     device.release_memory()  # workers need the memory
-    return replace(plan, cuts=cuts)
+    return plan
 
 
 def check_worker_plan(plan: Plan, device: str, num_local: int) -> None:
@@ -72,8 +77,8 @@ def finalize_plan(
 
     Worker 0 calls ``write_plan`` if anything was chosen.
     """
-    final = plan
-    if not plan.cuts and plan.num_stages > 1:
+    final = checkpoint_by_block(plan, block_ends(graph.calls))
+    if not final.cuts and plan.num_stages > 1:
         activity.begin("split")
         final = replace(plan, cuts=_agree_on_cuts(plan, model, graph, context))
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)

@@ -19,6 +19,7 @@ from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
+from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.plan import Axis, Mesh, Plan
 
 
@@ -49,6 +50,8 @@ class CandidateBuilder:
         if cuts is None:
             return None
         plan = replace(plan, cuts=cuts)
+        if checkpoints_by_block(plan):
+            plan = checkpoint_by_block(plan, block_ends(self.source.model(max(sizes), plan.mesh.tensor).profile.units))
         costs = self._shared_costs(plan, topology, sizes, link_codec)
         overflow = memory_overflow(costs)
         if overflow is not None:

@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING
 
 from stagewright.cluster.device import check_devices
 from stagewright.codecs.registry import check_codec
-from stagewright.errors import UsageError
 from stagewright.spec.plan import Plan
 from stagewright.user_code import is_user_defined
 from stagewright.zoo.validation import check_model
 
 if TYPE_CHECKING:
     from stagewright.zoo.blueprint import Blueprint
-
-FSDP_TORCH = "2.9"
-"""The first torch whose FSDP2 takes our collectives."""
 
 
 def check_on_this_machine(plan: Plan) -> Blueprint | None:
@@ -31,7 +27,6 @@ def check_on_this_machine(plan: Plan) -> Blueprint | None:
     from stagewright.zoo.blueprint import Options
 
     check_user_code(plan)
-    check_torch(plan)
     model = plan.model
     options = Options(
         image_size=model.image_size,
@@ -41,18 +36,6 @@ def check_on_this_machine(plan: Plan) -> Blueprint | None:
     )
     check_devices(plan.devices)
     return check_model(model.name, model.weights, options)
-
-
-def check_torch(plan: Plan) -> None:
-    """Raise UsageError if the installed torch is too old for the plan: FSDP needs `set_custom_all_gather`."""
-    import torch
-    from torch.torch_version import TorchVersion
-
-    if plan.shard and TorchVersion(torch.__version__) < FSDP_TORCH:
-        raise UsageError(
-            f"FSDP needs torch {FSDP_TORCH} or newer, but torch {torch.__version__} is installed: upgrade torch, or "
-            "use zero2, which shards gradients and optimizer states"
-        )
 
 
 def check_user_code(plan: Plan) -> None:

@@ -47,7 +47,7 @@ def full_precision() -> Iterator[None]:
     """
     cudnn: Any = torch.backends.cudnn
     deterministic = cudnn.deterministic, cudnn.benchmark
-    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else []
+    backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     precisions = [backend.fp32_precision for backend in backends]
     legacy: tuple[str, bool] | None = None
     with suppress(RuntimeError):  # torch refuses to read the legacy settings if both interfaces were used

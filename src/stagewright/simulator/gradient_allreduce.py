@@ -60,7 +60,7 @@ def predict_gradient_allreduce(costs: PlanCosts, times: StepTimes, worker: int) 
     plan = costs.plan
     compute_end = times.worker_end_s(worker)
     if plan.mesh.data == 1 or not plan.training:
-        return AllReduceTimes(end_s=compute_end)
+        return AllReduceTimes(end_s=compute_end, num_bytes=_fsdp_bytes(costs, worker) if plan.shard else 0)
     if plan.shard or plan.zero:
         end = compute_end + costs.reduce_scatter_s(worker)
         num_bytes = _zero_bytes(costs, worker) if plan.zero else _fsdp_bytes(costs, worker)
@@ -100,10 +100,15 @@ def _overlap_buckets(costs: PlanCosts, times: StepTimes, worker: int, compute_en
 def _fsdp_bytes(costs: PlanCosts, worker: int) -> int:
     """Return the bytes of FSDP's collectives: all-gathers before each pass, and one reduce-scatter.
 
-    Parameters gathered with the whole stage stay until its backward, so they are gathered once per micro-batch.
+    Parameters gathered with the whole stage stay until its backward, so they are gathered once per micro-batch. In a
+    pipeline they are not, and gradients are reduce-scattered in each micro-batch.
     """
-    count = len(costs.shares)
+    plan, count = costs.plan, len(costs.shares)
     stages = [stage for stage in costs.stages if stage.worker == worker]
+    if plan.gathers_once:
+        return 2 * costs.held_parameter_bytes(worker)
+    if not plan.training or plan.scatters_every_microbatch:
+        return (3 if plan.training else 1) * count * sum(stage.parameter_bytes for stage in stages)
     return sum(stage.parameter_bytes * (count + 1) + stage.separate_bytes * count for stage in stages)
 
 

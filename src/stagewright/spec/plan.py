@@ -304,6 +304,13 @@ class Plan:
         return self.shard and self.training and (self.fsdp_gather == "step" or is_default)
 
     @property
+    def scatters_every_microbatch(self) -> bool:
+        """Whether gradients are reduce-scattered in each micro-batch: ZeRO-2, and FSDP in a pipeline that gathers in
+        each."""
+        is_sharded = self.shard and self.num_stages > 1 and not self.gathers_once
+        return self.training and (self.zero == 2 or is_sharded)
+
+    @property
     def resolved_placement(self) -> Placement:
         """The placement, with auto replaced by the default of the policy or the schedule."""
         if self.placement != "auto":

@@ -301,7 +301,7 @@ def _check_fsdp_gather(plan: Plan) -> None:
     is_split = plan.training and plan.mesh.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
     if plan.fsdp_gather == "microbatch" and is_split:
         raise UsageError(
-            f"schedule {plan.schedule!r} splits the backward, inside which fsdp_gather = \"microbatch\" gathers "
+            f'schedule {plan.schedule!r} splits the backward, inside which fsdp_gather = "microbatch" gathers '
             'parameters: use fsdp_gather = "step", or schedule = "1f1b", "gpipe" or "interleaved"'
         )
 

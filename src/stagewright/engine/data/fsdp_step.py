@@ -1,18 +1,18 @@
 """FSDP2 replicas of a worker's stages, with parameters gathered once per step and not for each micro-batch.
 
-    first forward of a unit     all-gather its parameters; they stay for all micro-batches
+    start of a step             all-gather all parameters; they stay for all micro-batches
     backward                    gradients accumulate unsharded
     last backward of a stage    reduce-scatter the gradients of its units, free their parameters
 
-Nothing happens inside a backward, so every schedule can run, also those that split it. All stages of a worker are one
-FSDP2 module: a weight that two of them share is in its root group, and reduced when both are done.
+Workers gather at the start because most of them wait then for their first micro-batch. Nothing happens inside a
+backward, so every schedule can run, also those that split it. All stages of a worker are one FSDP2 module: a weight
+that two of them share is in its root group, and reduced when both are done.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,19 +56,16 @@ class StepFSDPReplica(ShardedReplica):
             parameters._record_post_forward = lambda: None
             users = {index for index, stage in self._stages.items() if unit in set(stage.modules())}
             self._held.append((parameters, frozenset(users or self._stages)))
-            note = functools.partial(self._note_gathered, parameters)
-            cast(nn.Module, unit).register_forward_pre_hook(lambda *_, note=note: note())  # type: ignore[misc]
-        self._gathered: set[Any] = set()
 
-    def begin_forward(self) -> None:
-        """Prepare for the forward of a stage: the root group is gathered here, units when they run."""
+    def gather(self, stage: int | None = None) -> None:
+        """All-gather the parameters of a stage, or of all."""
         if self._root._state_ctx.iter_forward_root is None:
             self._root._root_pre_forward(self.module, (), {})
-        parameters = parameter_group(self._groups[-1])
-        if parameters is not None and not parameters.is_unsharded:
-            parameters.unshard()
-            parameters.wait_for_unshard()
-            self._note_gathered(parameters)
+        for parameters, users in reversed(self._held):
+            if (stage is None or stage in users) and not parameters.is_unsharded:
+                parameters.unshard()
+                parameters.wait_for_unshard()
+        self._on_change()
 
     def trained_parameters(self, stage: int) -> list[nn.Parameter]:
         """Return the gathered parameters of a stage that are trained; only between its forward and its end."""
@@ -88,7 +85,6 @@ class StepFSDPReplica(ShardedReplica):
         for parameters, users in self._held:
             if stage in users and users <= self._done:
                 parameters.post_backward()
-                self._gathered.discard(parameters)
                 self._on_change()
 
     def synchronize(self, weight: float) -> None:
@@ -111,13 +107,7 @@ class StepFSDPReplica(ShardedReplica):
             context.all_gather_stream.wait_event(last.event)
             context.all_gather_state = None
         self._root._state_ctx.iter_forward_root = None
-        self._gathered.clear()
         self._on_change()
-
-    def _note_gathered(self, parameters: Any) -> None:
-        if parameters not in self._gathered:
-            self._gathered.add(parameters)
-            self._on_change()
 
 
 class _Stages(nn.Module):

@@ -71,7 +71,7 @@ class Evaluator:
             axis = runner.sync.data_axis
             gathered = axis if isinstance(axis, StepFSDPReplica) else None
             stages = {
-                index: _InsideFSDP(part.stages[index], stage, gathered)  # type: ignore[misc]
+                index: _InsideFSDP(part.stages[index], stage, gathered, index)  # type: ignore[misc]
                 for index, stage in stages.items()
             }
         config = replace(runner.config, links=self._variants.links, unflatten=graph.unflatten)
@@ -121,12 +121,12 @@ class Evaluator:
 class _InsideFSDP(nn.Module):
     """Runs an evaluation stage while FSDP has gathered the training stage's parameters."""
 
-    def __init__(self, training: Stage, evaluation: Stage, gathered: StepFSDPReplica | None) -> None:
-        """``gathered``: the replica whose units stay gathered after a forward, if it is not the stage itself."""
+    def __init__(self, training: Stage, evaluation: Stage, gathered: StepFSDPReplica | None, index: int) -> None:
+        """``gathered``: the replica that gathers the stage ``index``, unless the stage does so itself."""
         super().__init__()
         self._training = [training]  # in a list, so that they are no submodules
         self._evaluation = [evaluation]
-        self._gathered = gathered
+        self._gathered, self._index = gathered, index
         self.variant = 0
 
     def forward(self, *inputs: Any) -> Any:
@@ -143,7 +143,7 @@ class _InsideFSDP(nn.Module):
             return evaluation(*values)
 
         if self._gathered is not None:
-            self._gathered.begin_forward()
+            self._gathered.gather(self._index)
             try:
                 return run(training, *inputs)
             finally:

@@ -67,7 +67,7 @@ class GradientSync:
         if isinstance(self.data_axis, FSDPStages):
             return self.data_axis.replicas if plan.training else {}
         is_wrapped = isinstance(self.data_axis, DDPReplica | FSDPReplica)
-        return {index: self.data_axis for index in self._part.stages} if is_wrapped and self.data_axis else {}
+        return dict.fromkeys(self._part.stages, self.data_axis) if is_wrapped and self.data_axis else {}
 
     def finish_step(self, weight: float) -> None:
         """Finish the gradient all-reduces and batch norm statistics; ``weight``: this replica's share of the batch."""

@@ -235,7 +235,7 @@ class TrainingHooks(ActivityHooks):
                 self.forwards[index] = functools.partial(_run_wrapper, self._wrappers[index])
 
     def begin_step(self, microbatches: list[MicroBatch]) -> None:
-        """Set the random keys and the number of micro-batches of a step."""
+        """Set the random keys and the number of micro-batches of a step; gather parameters that stay for a step."""
         runner = self._runner
         self._keys = [
             make_key(
@@ -249,14 +249,16 @@ class TrainingHooks(ActivityHooks):
         for forward in self.forwards.values():
             if isinstance(forward, CheckpointedForward):
                 forward.num_microbatches = len(microbatches)
+        if self._gathered is not None:
+            activity.begin("all-gather", step=runner.step_number)
+            runner.memory.note("all-gather")
+            self._gathered.gather()
 
     def action_context(self, action: Action) -> AbstractContextManager[Any]:
         """Set the random key, track saved activations, and accumulate gradients without exchanging them."""
         is_forward = action.kind is Kind.FORWARD
         if is_forward:
             set_key(self._keys[action.microbatch])
-            if self._gathered is not None:
-                self._gathered.begin_forward()
         memory_context = self._runner.memory.forward() if is_forward else nullcontext()
         zero = self._all_reduce if isinstance(self._all_reduce, GradientReduceScatter) else None
         if zero is not None and action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):

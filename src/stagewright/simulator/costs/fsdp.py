@@ -31,7 +31,7 @@ def gathered_bytes(units: Sequence[UnitProfile], separate: Sequence[int], parame
     """
     if any(unit.forward_working_bytes for unit in units):
         return parameter_bytes - sum(separate)
-    return 2 * max(unit.parameter_bytes.total for unit in units)
+    return min(parameter_bytes, 2 * max(unit.parameter_bytes.total for unit in units))
 
 
 def exposed_gather_s(

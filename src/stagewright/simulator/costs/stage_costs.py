@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
 from stagewright.simulator.collective import all_reduce_s, all_to_all_s
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
-from stagewright.simulator.costs.fsdp import copy_s, exposed_gather_s, gathered_bytes, separately_gathered_bytes
+from stagewright.simulator.costs.fsdp import (
+    copy_s,
+    exposed_gather_s,
+    exposed_reduce_scatter_s,
+    gathered_bytes,
+    separately_gathered_bytes,
+)
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
@@ -51,6 +57,8 @@ class StageCosts:
     """Parameters of this worker's experts: part of `parameter_bytes`, but not of the all-reduce over all replicas."""
     gather_s: float
     """Exposed FSDP all-gathers in each pass, with their copies."""
+    scatter_s: float
+    """Exposed FSDP reduce-scatters in each backward, with their copies; 0 if they come once per step."""
     accumulate_s: float
     """Gradient accumulation, from the second micro-batch on."""
     parameter_bytes: int
@@ -150,8 +158,10 @@ class StageCostBuilder:
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self.experts = experts
         self._expert_group = topology.expert_group()
-        # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one.
-        is_sharded = plan.zero == 2 or ((plan.shard or plan.zero == 1) and num_microbatches == 1)
+        # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one; so does FSDP that
+        # gathers once per step.
+        at_once = num_microbatches == 1 and ((plan.shard and not plan.gathers_once) or plan.zero == 1)
+        is_sharded = plan.scatters_every_microbatch or at_once
         self._gradient_share = 1 / plan.mesh.data if is_sharded else 1.0
 
     def build(self, index: int, first: int, last: int, existing_gradients: Mapping[int, int]) -> StageCosts:
@@ -190,7 +200,8 @@ class StageCostBuilder:
             expert_s=self._expert_s(rows) if plan.mesh.expert > 1 else 0.0,
             expert_row_bytes=sum(rows) if plan.mesh.expert > 1 else 0,
             expert_bytes=held_bytes,
-            gather_s=self._gather_s(units, forward_s, parameter_bytes, slowdown) if plan.shard else 0.0,
+            gather_s=self._gather_s(units, forward_s, parameter_bytes, slowdown) if self._gathers_often else 0.0,
+            scatter_s=self._scatter_s(units) if plan.shard and plan.scatters_every_microbatch else 0.0,
             accumulate_s=parameter_bytes * overheads.accumulate_s_per_byte * slowdown,
             parameter_bytes=parameter_bytes,
             buffer_bytes=sum(unit.buffer_bytes for unit in units),
@@ -199,7 +210,7 @@ class StageCostBuilder:
             recompute_bytes=saved_bytes - (input_bytes if saves_inputs(units[0], input_bytes) else 0),
             gradient_rise_bytes=self._gradient_rise(first, last, existing_gradients, loss_bytes),
             separate_bytes=sum(separate) if plan.shard else 0,
-            gathered_bytes=gathered_bytes(units, separate, parameter_bytes) if plan.shard else 0,
+            gathered_bytes=gathered_bytes(units, separate, parameter_bytes) if self._gathers_often else 0,
             working_memory=self._working_memory(index, first, last),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
@@ -213,6 +224,21 @@ class StageCostBuilder:
         copy = copy_s(num_bytes, self.plan, self.model_overheads) * slowdown
         return exposed_gather_s(units, forward_s, copy, self._data_group, self.topology, self.engine_overheads)
 
+    def _scatter_s(self, units: Sequence[UnitProfile]) -> float:
+        return exposed_reduce_scatter_s(
+            [unit.parameter_bytes.total for unit in units],
+            self.plan,
+            self.topology,
+            self.model_overheads,
+            self.engine_overheads,
+            self.contention,
+        )
+
+    @property
+    def _gathers_often(self) -> bool:
+        """Whether FSDP gathers parameters in each pass."""
+        return self.plan.shard and not self.plan.gathers_once
+
     def _working_memory(self, index: int, first: int, last: int) -> StageWorkingMemory:
         return stage_working_memory(
             self.units,
@@ -222,7 +248,8 @@ class StageCostBuilder:
             recomputed=self.plan.recomputes(index),
             training=self.plan.training,
             held_share=self._gradient_share,
-            gathered=self._separate if self.plan.shard else (),
+            gathered=self._separate if self._gathers_often else (),
+            counts_views=all(group.kind != "cpu" for group in self.topology.cluster.devices),
         )
 
     def _gradient_rise(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> int:

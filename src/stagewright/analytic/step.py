@@ -212,7 +212,7 @@ class StepModel:
             gradients, bucket = count * layout.gradient_bytes, self.stack.bucket_bytes
             if layout.zero:
                 total += self.network.bucketed_s("reduce_scatter", group, gradients, bucket)
-                if layout.zero < 3:
+                if layout.zero < 3 or layout.gather_once:
                     parameters = count * layout.item_bytes
                     total += self.network.bucketed_s("all_gather", group, parameters, bucket)
             else:
@@ -241,7 +241,7 @@ class StepModel:
     def sharded_s(self, rank: int, micro: RankTime) -> float:
         """Return the exposed gathers of parameters of ZeRO-3, for each micro-batch."""
         layout = self.layout
-        if layout.zero < 3 or layout.data == 1:
+        if layout.zero < 3 or layout.data == 1 or layout.gather_once:
             return 0.0
         replicated, routed = self.parameters(rank)
         group = self.network.group(layout.data, layout.stride("data"))
@@ -291,10 +291,12 @@ class StepModel:
             logits += builder.tokens * columns * self.stack.logit_bytes
         # FSDP gathers the next block's parameters while it uses those of one.
         gathered = 2 * layout.item_bytes * whole / max(2, blocks) if sharded >= 3 and replicas > 1 else 0.0
+        if layout.gather_once:
+            gathered = layout.item_bytes * whole
         return RankMemory(
             rank=rank,
             parameters_bytes=layout.item_bytes * (divide if sharded >= 3 else whole),
-            gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 else whole),
+            gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 and not layout.gather_once else whole),
             optimizer_bytes=states * (divide if sharded >= 1 else whole),
             activations_bytes=saved * (1 + self.stack.fragmentation),
             logits_bytes=logits,

@@ -40,6 +40,8 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         **({"expert_parallel_degree": mesh.expert} if mesh.expert > 1 else {}),
         **({"context_parallel_degree": mesh.context} if mesh.context > 1 else {}),
     }
+    if plan.shard and mesh.pipeline > 1:
+        parallelism["fsdp_reshard_after_forward"] = "never" if plan.gathers_once else "always"
     omitted = common_omissions(plan)
     if mesh.pipeline > 1:
         parallelism |= {

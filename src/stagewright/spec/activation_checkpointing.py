@@ -16,7 +16,7 @@ from stagewright.spec.plan import Plan
 
 def checkpoint_by_block(plan: Plan, block_ends: Sequence[str]) -> Plan:
     """Cut the plan after each block except the last, if it recomputes without a pipeline."""
-    # The engine supports FSDP only with one stage.
+    # With several stages FSDP would reduce-scatter in each micro-batch.
     if plan.recompute == "none" or plan.mesh.pipeline > 1 or plan.shard or len(block_ends) < 2:
         return plan
     return replace(plan, cuts=tuple(block_ends[:-1]), schedule="interleaved")

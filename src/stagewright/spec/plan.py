@@ -300,7 +300,7 @@ class Plan:
     @property
     def gathers_once(self) -> bool:
         """Whether FSDP gathers parameters once per step, not for each micro-batch."""
-        is_default = self.fsdp_gather == "auto" and self.num_stages > 1
+        is_default = self.fsdp_gather == "auto" and self.mesh.pipeline > 1
         return self.shard and self.training and (self.fsdp_gather == "step" or is_default)
 
     @property

@@ -38,6 +38,8 @@ def parse_strategy(text: str, num_devices: int) -> tuple[Mesh, int]:
     return Mesh.parse(f"{'data' if zero else name}={num_devices}"), zero
 
 
-def sharding_name(shard: bool, zero: int) -> str:
-    """Name what replicas shard: "FSDP", "ZeRO-1", "ZeRO-2"; "" if nothing."""
-    return "FSDP" if shard else f"ZeRO-{zero}" if zero else ""
+def sharding_name(shard: bool, zero: int, gather: str = "auto") -> str:
+    """Name what replicas shard: "FSDP", "FSDP per step", "ZeRO-1", "ZeRO-2"; "" if nothing."""
+    if shard:
+        return "FSDP" + {"step": " per step", "microbatch": " per micro-batch"}.get(gather, "")
+    return f"ZeRO-{zero}" if zero else ""

@@ -39,6 +39,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 f"use --devices {mesh.num_workers}"
             )
         is_pipeline = mesh.pipeline > 1
+        shard = zero == 3 or (base.shard and mesh.data > 1 and not zero)
         plans.append(
             replace(
                 base,
@@ -49,7 +50,8 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 stages=base.stages if is_pipeline else None,
                 cuts=base.cuts if is_pipeline else (),
                 placement=base.placement if is_pipeline else "auto",
-                shard=zero == 3 or (base.shard and mesh.data > 1 and not zero),
+                shard=shard,
+                fsdp_gather=base.fsdp_gather if shard else "auto",
                 zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,

@@ -12,7 +12,7 @@ from stagewright.errors import UsageError
 from stagewright.planner.baseline import microbatch_counts
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
-from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.plan_rules import FSDP_GATHERS, check_plan
 
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
 
@@ -60,12 +60,15 @@ def enumerate_plans(
             microbatch_counts(-(-base.batch // mesh.data)),
             space.recomputes if base.training else ("none",),
             space.schedules if mesh.pipeline > 1 else ("1f1b",),
-            space.shards if mesh.data > 1 and mesh.pipeline == mesh.expert == 1 and base.training else (False,),
+            space.shards if mesh.data > 1 and mesh.expert == 1 and base.training else (False,),
+            FSDP_GATHERS if mesh.pipeline > 1 else ("auto",),
             space.zeros if mesh.data > 1 and mesh.expert == 1 and base.training else (0,),
             space.codecs if mesh.pipeline > 1 else ("none",),
         )
-        for microbatches, recompute, schedule, shard, zero, codec in options:
+        for microbatches, recompute, schedule, shard, gather, zero, codec in options:
             if (shard and zero) or (zero == 2 and microbatches == 1):  # ZeRO-1 is the same there
+                continue
+            if gather == "step" or (gather == "microbatch" and not shard):  # auto is the same
                 continue
             plan = replace(
                 base,
@@ -74,6 +77,7 @@ def enumerate_plans(
                 schedule=schedule,  # type: ignore[arg-type]
                 recompute=recompute,  # type: ignore[arg-type]
                 shard=shard,
+                fsdp_gather=gather,  # type: ignore[arg-type]
                 zero=zero,
                 stages=None,
                 cuts=(),

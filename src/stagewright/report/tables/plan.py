@@ -51,15 +51,15 @@ def plan_table(result: SearchResult, title: str) -> Table:
     )
 
 
-def _format_mesh(mesh: str, shard: bool, zero: int) -> str:
-    return f"{mesh} {sharding_name(shard, zero)}".rstrip()
+def _format_mesh(mesh: str, shard: bool, zero: int, gather: str) -> str:
+    return f"{mesh} {sharding_name(shard, zero, gather)}".rstrip()
 
 
 def _format_plan(ranked: RankedPlan, priced: bool) -> list[str]:
     forecast, plan = ranked.forecast, ranked.plan
     memory = format_bytes(forecast.peak_memory_bytes) + ("" if forecast.fits else " (too much)")
     return [
-        _format_mesh(str(plan.mesh), plan.shard, plan.zero),
+        _format_mesh(str(plan.mesh), plan.shard, plan.zero, plan.fsdp_gather),
         str(plan.microbatches),
         plan.schedule if plan.mesh.pipeline > 1 else "–",
         str(plan.recompute),
@@ -123,7 +123,7 @@ def verified_table(verified: VerifiedPlans) -> Table:
     rows: list[tuple[str | Cell, ...]] = [
         (
             str(plan.place),
-            _format_mesh(plan.mesh, plan.shard, plan.zero),
+            _format_mesh(plan.mesh, plan.shard, plan.zero, plan.fsdp_gather),
             str(plan.microbatches),
             plan.schedule if "pipeline" in plan.mesh else "–",
             plan.recompute,

@@ -119,6 +119,11 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"placement": "client-server", "stages": 4}, "2 workers hold 3 stages, not 4"),
         ({"split": "client-server", "mesh": "pipeline=3"}, "supports one client and one server, not 3 workers"),
         ({"shard": True, "microbatches": 2}, "shard (FSDP) shards parameters over replicas, and there is only one"),
+        ({"fsdp_shards": 2, "mesh": "data=4"}, "fsdp_shards = 2 divides the replicas of FSDP into groups (HSDP)"),
+        (
+            {"fsdp_shards": 4, "shard": True, "mesh": "data=6"},
+            "fsdp_shards = 4 does not divide data = 6 into groups of two or more replicas: use 2 or 3 or 6",
+        ),
         ({"fsdp_gather": "steps", "shard": True, "mesh": "data=2"}, "unknown fsdp_gather 'steps'"),
         (
             {"fsdp_gather": "step", "mesh": "data=2"},

@@ -146,6 +146,9 @@ ContextAttention = Annotated[
 ]
 Recompute = Annotated[str, choice("recompute mode", RECOMPUTES, run_option, help="Activation checkpointing.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
+FSDPShards = Annotated[
+    int | None, run_option("--fsdp-shards", min=2, help="HSDP: shard in groups of so many replicas. \\[default: all]")
+]
 FSDPGather = Annotated[
     str,
     choice(

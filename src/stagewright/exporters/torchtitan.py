@@ -33,8 +33,8 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
     plan, mesh = source.plan, source.plan.mesh
     size = source.microbatch_size
     parallelism: dict[str, object] = {
-        "data_parallel_replicate_degree": 1 if plan.shard else mesh.data,
-        "data_parallel_shard_degree": mesh.data if plan.shard else 1,
+        "data_parallel_replicate_degree": mesh.data // plan.num_shards if plan.shard else mesh.data,
+        "data_parallel_shard_degree": plan.num_shards if plan.shard else 1,
         "tensor_parallel_degree": mesh.tensor,
         "pipeline_parallel_degree": mesh.pipeline,
         **({"expert_parallel_degree": mesh.expert} if mesh.expert > 1 else {}),

@@ -187,6 +187,8 @@ class RunResult:
     """serial, data, tensor, pipeline, or several with ×."""
     shard: bool = False
     """Whether replicas use FSDP."""
+    fsdp_shards: int | None = None
+    """Replicas among which HSDP shards parameters; null: all."""
     fsdp_gather: str = "auto"
     """How often FSDP gathers parameters: step, microbatch, or auto."""
     zero: int = 0
@@ -279,6 +281,7 @@ class RunResult:
         about = {
             "strategy": plan.mesh.strategy,
             "shard": plan.shard,
+            "fsdp_shards": plan.fsdp_shards,
             "fsdp_gather": plan.fsdp_gather,
             "zero": plan.zero,
             "workers": plan.mesh.num_workers,
@@ -331,7 +334,7 @@ class RunResult:
         return replace(result, history=history, extra=extra)
 
 
-_PLAN_KEYS = ("strategy", "shard", "fsdp_gather", "zero", "workers", "batch", "microbatches", "schedule")
+_PLAN_KEYS = ("strategy", "shard", "fsdp_shards", "fsdp_gather", "zero", "workers", "batch", "microbatches", "schedule")
 _TIMED_KEYS = (
     *("stages", "cuts", "training", "samples_per_s", "samples_per_s_spread", "latency_s", "equal", "parity"),
     *("loss_source", "whole_batch", "peak_memory_bytes", "process_peak_bytes", "memory", "link_bytes"),

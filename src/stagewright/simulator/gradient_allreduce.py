@@ -62,8 +62,9 @@ def predict_gradient_allreduce(costs: PlanCosts, times: StepTimes, worker: int) 
     if plan.mesh.data == 1 or not plan.training:
         return AllReduceTimes(end_s=compute_end, num_bytes=_fsdp_bytes(costs, worker) if plan.shard else 0)
     if plan.shard or plan.zero:
-        end = compute_end + costs.reduce_scatter_s(worker)
+        end = compute_end + costs.reduce_scatter_s(worker) + _replicated_s(costs, worker)
         num_bytes = _zero_bytes(costs, worker) if plan.zero else _fsdp_bytes(costs, worker)
+        num_bytes += costs.replicated_gradient_bytes(worker)
         gradients = AllReduceTimes(spans_s=((compute_end, end),), end_s=end, num_bytes=num_bytes)
     else:
         gradients = _with_experts(costs, worker, _overlap_buckets(costs, times, worker, compute_end))
@@ -95,6 +96,12 @@ def _overlap_buckets(costs: PlanCosts, times: StepTimes, worker: int, compute_en
         end_s=max([compute_end + slowed, *(end for _, end in spans)]),
         num_bytes=int(sum(bucket.num_bytes for bucket in buckets)),
     )
+
+
+def _replicated_s(costs: PlanCosts, worker: int) -> float:
+    """Return the time of HSDP's all-reduce over the replicas that hold the same shards."""
+    num_bytes = costs.replicated_gradient_bytes(worker)
+    return all_reduce_s(costs.topology.replicate_group(costs.plan.num_shards), num_bytes) if num_bytes else 0.0
 
 
 def _fsdp_bytes(costs: PlanCosts, worker: int) -> int:
@@ -131,7 +138,7 @@ def min_exposed_allreduce_s(costs: PlanCosts, worker: int, backward_s: float) ->
     if plan.mesh.data == 1 or not plan.training:
         return 0.0
     if plan.shard or plan.zero:
-        exposed_s = costs.reduce_scatter_s(worker)
+        exposed_s = costs.reduce_scatter_s(worker) + _replicated_s(costs, worker)
     else:
         # The buckets of the stage that ends last start at its end; with a single stage, inside its last backward.
         group, merged = costs.topology.group("data"), _num_merged(costs, worker)

@@ -88,7 +88,7 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     """Predict the memory of the worker at a pipeline index."""
     plan, stages, overheads = costs.plan, costs.stages, costs.model_overheads
     own = [index for index, stage in enumerate(stages) if stage.worker == worker]
-    num_shards = plan.mesh.data if plan.shard or plan.zero else 1
+    num_shards = plan.num_shards
     shard = -(-costs.held_parameter_bytes(worker) // num_shards)
     parameters = costs.held_parameter_bytes(worker) if plan.zero else shard
     states = num_optimizer_states(plan)
@@ -102,10 +102,9 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     bucketed = has_working and costs.copies_gradients
     fixed = parameters + shard * states + buffers + messages + gathered
     fixed += (overheads.workspace_bytes if has_working else 0) + (parameters if bucketed else 0)
-    # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last; a CPU's count does not
-    # include FSDP's, unless parameters are gathered for a step.
-    is_held = has_working and plan.shard and not plan.scatters_every_microbatch
-    is_accumulated = plan.gathers_once or (len(costs.shares) > 1 and (plan.zero == 1 or is_held))
+    # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last.
+    is_held = plan.zero == 1 or (plan.shard and not plan.scatters_every_microbatch)
+    is_accumulated = plan.gathers_once or (len(costs.shares) > 1 and is_held)
     gradient_shards = 1 if is_accumulated else num_shards
     if plan.training:
         rows = _ActionRows(costs, times, worker, own)
@@ -195,6 +194,10 @@ def _training_changes(
     duration = rows.end - rows.start
     events.add(rises > 0, rows.start + 0.25 * duration, rest=rises)
     events.add(rises > 0, rows.start + 0.25 * duration, rest=-rises)
+    for index, is_gathered in enumerate((rows.forward, rows.ends)):
+        gathered = rows.gather_rise(index)
+        for change in (gathered, -gathered):
+            events.add(is_gathered & (gathered != 0), rows.start + 0.25 * duration, rest=change)
     events.add(rows.forward, rows.end, rows.saved + np.where(rows.microbatch == 0, rows.batch, 0))
     events.add((rows.kind == BACKWARD_INPUT) & ~rows.ends & (rows.pending > 0), rows.end, rows.pending)
     # Recomputation restores the activations of this micro-batch. The loss backward has freed its activations by then.
@@ -313,6 +316,12 @@ class _ActionRows:
         """Return a field of each action's stage."""
         values: Integers = np.array([getattr(stage, name) for stage in self._stages], dtype=np.int64)[self._position]
         return values
+
+    def gather_rise(self, index: int) -> Integers:
+        """Return the gathered parameters of one unit during each action: in forward (0) or backward (1)."""
+        values = [stage.gather_rise_bytes[index] for stage in self._stages]
+        rises: Integers = np.array(values, dtype=np.int64)[self._position]
+        return rises
 
     def _of_microbatch(self, num_bytes: Integers, factor: float = 1.0) -> Integers:
         """Scale bytes of a micro-batch of the profiled size to each action's micro-batch."""

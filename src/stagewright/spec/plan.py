@@ -216,6 +216,8 @@ class Plan:
     stage."""
     shard: bool = False
     """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
+    fsdp_shards: int | None = None
+    """HSDP: replicas among which FSDP shards; groups of so many neighbors replicate each other. None: all replicas."""
     fsdp_gather: FSDPGather = "auto"
     """How often FSDP all-gathers parameters in training: once per `step`, or for each pass of each `microbatch`, which
     needs less memory and sends more; auto: step in a pipeline, microbatch without."""
@@ -296,6 +298,13 @@ class Plan:
     def communicates_every_microbatch(self) -> bool:
         """Whether replicas communicate in each micro-batch: FSDP, ZeRO-2 and expert parallelism."""
         return self.shard or (self.training and self.zero == 2) or self.mesh.expert > 1
+
+    @property
+    def num_shards(self) -> int:
+        """Shards that replicas divide parameters (FSDP) or optimizer states (ZeRO) into; 1: each holds all."""
+        if self.shard:
+            return self.fsdp_shards or self.mesh.data
+        return self.mesh.data if self.zero else 1
 
     @property
     def gathers_once(self) -> bool:

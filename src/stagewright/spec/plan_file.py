@@ -83,6 +83,7 @@ _PLAN: dict[str, Reader] = {
     "stages": integer,
     "recompute": either(choice(*RECOMPUTES), list_of(flag)),
     "shard": flag,
+    "fsdp_shards": integer,
     "fsdp_gather": choice(*FSDP_GATHERS),
     "zero": integer,
     "context_attention": choice(*CONTEXT_ATTENTIONS),

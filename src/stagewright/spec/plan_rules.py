@@ -286,6 +286,7 @@ def _check_features(plan: Plan) -> None:
 
 def _check_fsdp_gather(plan: Plan) -> None:
     check_choice("fsdp_gather", plan.fsdp_gather, FSDP_GATHERS)
+    _check_fsdp_shards(plan)
     if plan.fsdp_gather == "auto":
         return
     if not plan.shard:
@@ -303,6 +304,23 @@ def _check_fsdp_gather(plan: Plan) -> None:
         raise UsageError(
             f'schedule {plan.schedule!r} splits the backward, inside which fsdp_gather = "microbatch" gathers '
             'parameters: use fsdp_gather = "step", or schedule = "1f1b", "gpipe" or "interleaved"'
+        )
+
+
+def _check_fsdp_shards(plan: Plan) -> None:
+    shards, data = plan.fsdp_shards, plan.mesh.data
+    if shards is None:
+        return
+    if not plan.shard:
+        raise UsageError(
+            f"fsdp_shards = {shards} divides the replicas of FSDP into groups (HSDP), and the plan has no shard "
+            "(FSDP): leave it out, or use shard = true"
+        )
+    if shards < 2 or data % shards:
+        fits = [str(count) for count in range(2, data + 1) if data % count == 0]
+        raise UsageError(
+            f"fsdp_shards = {shards} does not divide data = {data} into groups of two or more replicas: "
+            f"use {' or '.join(fits)}"
         )
 
 

@@ -47,6 +47,7 @@ class PlanOptions:
         str | None, opt.run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")
     ] = None
     shard: opt.Shard = False
+    fsdp_shards: Annotated[int | None, opt.run_option("--fsdp-shards", min=2, hidden=True)] = None
     fsdp_gather: Annotated[
         str | None, opt.choice("fsdp_gather", FSDP_GATHERS, opt.run_option, "--fsdp-gather", hidden=True)
     ] = None

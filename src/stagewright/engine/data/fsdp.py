@@ -44,11 +44,13 @@ class FSDPReplica(ShardedReplica):
         *,
         every_microbatch: bool = False,
         counter: Axis | None = None,
+        replicate: Any = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Shard the parameters; ``every_microbatch`` and ``counter`` are for the stages of a pipeline.
 
         ``every_microbatch``: reduce-scatter gradients in each backward, and reshard the root group after each forward,
-        as other micro-batches run before its backward. ``counter``: see ``ShardedReplica``.
+        as other micro-batches run before its backward. The others: see ``ShardedReplica``.
         """
         super().__init__(
             module,
@@ -60,6 +62,9 @@ class FSDPReplica(ShardedReplica):
             read_weights,
             reshard_after_forward=True if every_microbatch else None,
             counter=counter,
+            replicate=replicate,
+            accumulates_shards=every_microbatch,
+            on_change=on_change,
         )
         self._every_microbatch = every_microbatch
         self._thread: torch.Tensor | None = None

@@ -35,13 +35,25 @@ class StepFSDPReplica(ShardedReplica):
         read_weights: Callable[[nn.Module], None] | None = None,
         *,
         on_change: Callable[[], None] = lambda: None,
+        replicate: Any = None,
     ) -> None:
-        """Shard the parameters; ``on_change``: called when parameters were gathered, or gradients reduced."""
+        """Shard the parameters; ``on_change``, ``replicate``: see ``ShardedReplica``."""
         module = _Stages(stages.values())
         inside = set(module.modules())
         own = [unit for unit in units if unit in inside]
-        super().__init__(module, group, norms, mesh, own, device, read_weights, reshard_after_forward=False)
-        self._stages, self._on_change = dict(stages), on_change
+        super().__init__(
+            module,
+            group,
+            norms,
+            mesh,
+            own,
+            device,
+            read_weights,
+            reshard_after_forward=False,
+            replicate=replicate,
+            on_change=on_change,
+        )
+        self._stages = dict(stages)
         self._done: set[int] = set()
         self._trained: dict[int, list[nn.Parameter]] = {}
         self._root: Any = self._groups[-1]._get_fsdp_state()
@@ -65,7 +77,6 @@ class StepFSDPReplica(ShardedReplica):
             if (stage is None or stage in users) and not parameters.is_unsharded:
                 parameters.unshard()
                 parameters.wait_for_unshard()
-        self._on_change()
 
     def trained_parameters(self, stage: int) -> list[nn.Parameter]:
         """Return the gathered parameters of a stage that are trained; only between its forward and its end."""
@@ -74,18 +85,12 @@ class StepFSDPReplica(ShardedReplica):
             self._trained[stage] = [parameter for parameter in held if parameter.requires_grad]
         return self._trained[stage]
 
-    def gathered_parameters(self) -> list[nn.Parameter]:
-        """Return the full parameters, to be counted as memory; their storage is empty while they are sharded."""
-        held = [parameter for parameters, _ in self._held for parameter in parameters.fsdp_params]
-        return [parameter._unsharded_param for parameter in held if hasattr(parameter, "_unsharded_param")]
-
     def stage_done(self, stage: int) -> None:
         """Reduce-scatter the gradients of parameters that only finished stages use, and free these parameters."""
         self._done.add(stage)
         for parameters, users in self._held:
             if stage in users and users <= self._done:
                 parameters.post_backward()
-                self._on_change()
 
     def synchronize(self, weight: float) -> None:
         self._root._root_post_backward_final_callback()  # waits for the reduce-scatters
@@ -107,7 +112,6 @@ class StepFSDPReplica(ShardedReplica):
             context.all_gather_stream.wait_event(last.event)
             context.all_gather_state = None
         self._root._state_ctx.iter_forward_root = None
-        self._on_change()
 
 
 class _Stages(nn.Module):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.torch_version import TorchVersion
 
 from stagewright.engine.data.data_parallel import DataParallelReplica
@@ -40,13 +41,20 @@ class ShardedReplica(DataParallelReplica):
         *,
         reshard_after_forward: bool | None = None,
         counter: Axis | None = None,
+        replicate: Any = None,
+        accumulates_shards: bool = False,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Shard the parameters.
 
         ``read_weights``: reads the parameters of a unit before it is sharded. ``reshard_after_forward``: as in
         ``fully_shard``; None: units are resharded, the root is not. ``counter``: counts the bytes; None: this replica.
+        ``replicate``: with HSDP, the group of replicas that hold the same shards. ``accumulates_shards``: they
+        all-reduce their gradients at the end of a step, because each micro-batch reduce-scatters. ``on_change``: called
+        when parameters were gathered or freed, or gradients reduced.
         """
         super().__init__(module, group, norms)
+        self._replicate, self._accumulates_shards, self._on_change = replicate, accumulates_shards, on_change
         self._device, self._counter = device, counter or self
         # FSDP2 can't shard a scalar parameter: scalars stay replicated and are all-reduced after backward.
         self._scalars = [parameter for parameter in module.parameters() if parameter.ndim == 0]
@@ -73,7 +81,26 @@ class ShardedReplica(DataParallelReplica):
         self._unused_here.clear()
         scalars = {id(scalar) for scalar in self._scalars}
         self._all_reduce_gradients([parameter for parameter in used if id(parameter) in scalars], BUCKET_BYTES)
+        if self._replicate is not None and self._accumulates_shards:
+            for parameter in used:
+                if isinstance(parameter.grad, DTensor):
+                    self._all_reduce_shards(parameter.grad.to_local())
         self._average_statistics(weight)
+
+    def gathered_parameters(self) -> list[nn.Parameter]:
+        """Return the full parameters, to be counted as memory; their storage is empty while they are sharded."""
+        groups = filter(None, map(parameter_group, self._groups))
+        held = [parameter for group in groups for parameter in group.fsdp_params]
+        return [parameter._unsharded_param for parameter in held if hasattr(parameter, "_unsharded_param")]
+
+    def _all_reduce_shards(self, gradients: torch.Tensor) -> None:
+        """Sum reduce-scattered gradients, in place, over the replicas that hold the same shards."""
+        start = recorder.now()
+        if gradients.numel():  # a shard may be empty
+            dist.all_reduce(gradients, group=self._replicate)
+        stream = "collective" if gradients.is_cuda else "compute"
+        recorder.add("collective", start, stream=stream, num_bytes=gradients.nbytes, note="data")
+        self._counter.payload_bytes += gradients.nbytes
 
     def _set_up(self, unit: FSDPModule) -> None:
         """Sum gradients instead of averaging, record collectives, and leave FSDP2's backward hooks to the engine."""
@@ -82,13 +109,37 @@ class ShardedReplica(DataParallelReplica):
         unit.set_custom_all_gather(_RecordedCollective(all_gather, self._counter))  # type: ignore[arg-type]
         scatter = reduce_scatter if self._device.type != "cpu" else _all_to_all_and_sum
         unit.set_custom_reduce_scatter(_RecordedCollective(scatter, self._counter))  # type: ignore[arg-type]
+        if self._replicate is not None and not self._accumulates_shards:
+            unit.set_all_reduce_hook(self._all_reduce_shards)
         _fill_missing_gradients(unit, self._unused_here)
+        _notify(parameter_group(unit), self._on_change)
         unit._get_fsdp_state()._register_pre_backward_hook = lambda output: output  # type: ignore[method-assign]
 
 
 def parameter_group(unit: FSDPModule) -> Any:
     """Return FSDP2's parameter group of a unit; None if it has no parameters of its own, or only scalars."""
     return unit._get_fsdp_state()._fsdp_param_group
+
+
+def _notify(group: Any, on_change: Callable[[], None]) -> None:
+    """Call ``on_change`` whenever the parameters of a group were gathered or freed."""
+    if group is None:
+        return
+    gather, free = group.wait_for_unshard, group._to_sharded
+
+    def wait_for_unshard() -> None:
+        is_new = not group.is_unsharded
+        gather()
+        if is_new and group.is_unsharded:
+            on_change()
+
+    def to_sharded() -> None:
+        is_new = not group.is_sharded
+        free()
+        if is_new:
+            on_change()
+
+    group.wait_for_unshard, group._to_sharded = wait_for_unshard, to_sharded
 
 
 def _fill_missing_gradients(unit: FSDPModule, unused: set[int]) -> None:

@@ -35,6 +35,7 @@ from stagewright.engine.data.ddp import DDPReplica
 from stagewright.engine.data.fsdp import FSDPReplica
 from stagewright.engine.data.fsdp_step import StepFSDPReplica
 from stagewright.engine.data.gradient_allreduce import BUCKET_BYTES
+from stagewright.engine.data.hsdp import ShardGroups
 from stagewright.engine.tensor.axis import process_group_of
 from stagewright.engine.worker.broadcast import broadcast
 from stagewright.errors import UsageError
@@ -51,6 +52,8 @@ def wrap_data_parallel(
     average_batch_norm: bool = True,
     read_weights: Callable[[nn.Module], None] | None = None,
     divided: Container[int] = (),
+    groups: ShardGroups | None = None,
+    on_change: Callable[[], None] = lambda: None,
 ) -> DataParallelReplica:
     """Make this worker's module one replica of the data axis, a process group or a one-dimensional device mesh.
 
@@ -59,7 +62,8 @@ def wrap_data_parallel(
     rest; create optimizers afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
     running statistics to deferred mode. ``read_weights``: with FSDP2, read the parameters of a unit before it is
     sharded, instead of receiving them. ``divided``: identities of parameters that replicas do not have in common, such
-    as those of experts; they are left alone.
+    as those of experts; they are left alone. ``groups``: with HSDP, the groups within which FSDP2 shards.
+    ``on_change``: see ``ShardedReplica``.
     """
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes must be 1 or more, not {bucket_bytes}")
@@ -70,7 +74,10 @@ def wrap_data_parallel(
     norms = find_tracked_norms(module) if average_batch_norm else []
     if not shard:
         return DDPReplica(module, group, norms, bucket_bytes, divided)
-    return FSDPReplica(module, group, norms, _mesh_of(axis, device), units, device, read_weights)
+    mesh, replicate = _mesh_of(axis, device, groups), groups and groups.replicate
+    return FSDPReplica(
+        module, group, norms, mesh, units, device, read_weights, replicate=replicate, on_change=on_change
+    )
 
 
 class FSDPStages(DataParallelReplica):
@@ -80,6 +87,10 @@ class FSDPStages(DataParallelReplica):
         super().__init__(module, group, [])
         self.replicas: dict[int, FSDPReplica] = {}
         """The replicas through which the forwards of these stages must run, by stage."""
+
+    def gathered_parameters(self) -> list[nn.Parameter]:
+        """Return the full parameters of all stages; see ``ShardedReplica``."""
+        return [parameter for replica in self.replicas.values() for parameter in replica.gathered_parameters()]
 
     def synchronize(self, weight: float) -> None:
         for replica in self.replicas.values():
@@ -96,19 +107,22 @@ def wrap_stages(
     average_batch_norm: bool = True,
     read_weights: Callable[[nn.Module], None] | None = None,
     on_change: Callable[[], None] = lambda: None,
+    groups: ShardGroups | None = None,
 ) -> FSDPStages | StepFSDPReplica:
     """Shard the parameters of a worker's stages over the replicas with FSDP2.
 
-    ``every_microbatch``: gather them for each pass of each micro-batch instead of once per step. ``on_change``: see
-    ``StepFSDPReplica``; the others: see ``wrap_data_parallel``.
+    ``every_microbatch``: gather them for each pass of each micro-batch instead of once per step. The others: see
+    ``wrap_data_parallel``.
     """
-    group, mesh = process_group_of(axis), _mesh_of(axis, device)
+    group, mesh, replicate = process_group_of(axis), _mesh_of(axis, device, groups), groups and groups.replicate
     together = nn.ModuleList(stages.values())
     received = together.buffers() if read_weights is not None else (*together.parameters(), *together.buffers())
     broadcast_from_first(received, group, device)
     if not every_microbatch:
         norms = find_tracked_norms(together) if average_batch_norm else []
-        return StepFSDPReplica(stages, group, norms, mesh, units, device, read_weights, on_change=on_change)
+        return StepFSDPReplica(
+            stages, group, norms, mesh, units, device, read_weights, on_change=on_change, replicate=replicate
+        )
     result, units = FSDPStages(together, group), list(units)
     for index, stage in stages.items():
         inside = set(stage.modules())
@@ -122,14 +136,17 @@ def wrap_stages(
             read_weights,
             every_microbatch=True,
             counter=result,
+            replicate=replicate,
+            on_change=on_change,
         )
     return result
 
 
-def _mesh_of(axis: Any, device: torch.device) -> DeviceMesh:
-    if isinstance(axis, DeviceMesh):
+def _mesh_of(axis: Any, device: torch.device, groups: ShardGroups | None) -> DeviceMesh:
+    """Return the device mesh along which FSDP2 shards."""
+    if groups is None and isinstance(axis, DeviceMesh):
         return axis
-    return DeviceMesh.from_group(axis, device.type, mesh_dim_names=("data",))
+    return DeviceMesh.from_group(axis if groups is None else groups.shard, device.type, mesh_dim_names=("data",))
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: Any, device: torch.device) -> None:

@@ -25,9 +25,10 @@ from stagewright.engine.data.clipping import GradientClipper
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.ddp import DDPReplica
 from stagewright.engine.data.fsdp import FSDPReplica
-from stagewright.engine.data.fsdp_step import StepFSDPReplica
 from stagewright.engine.data.gradient_allreduce import GradientAllReduce, tied_weight_holders
+from stagewright.engine.data.hsdp import ShardGroups, make_shard_groups
 from stagewright.engine.data.parameter_shards import ParameterShards
+from stagewright.engine.data.sharded_replica import ShardedReplica
 from stagewright.engine.data.wrap import FSDPStages, broadcast_from_first, wrap_data_parallel, wrap_stages
 from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.expert.gradients import ExpertGradientSync
@@ -48,9 +49,14 @@ class GradientSync:
         self._norms = DeferredBatchNorm(part.module) if plan.batch_norm == "deferred" and plan.training else None
         if self._norms is not None:
             self._norms.install(compiled=plan.compile != "none")
+        self._shard_groups: ShardGroups | None = None
+        if plan.shard and plan.num_shards < plan.mesh.data:
+            self._shard_groups = make_shard_groups(plan.mesh, part.context.rank, plan.num_shards)
         with part.memory.explain_oom():
             self.data_axis = self._make_data_axis()
         """The data-parallel replica; None with one replica."""
+        if isinstance(self.data_axis, ShardedReplica | FSDPStages):
+            part.memory.follow_parameters(self.data_axis.gathered_parameters)
         self._tied = tied_weight_holders(part.stage_names, part.stage_workers)
         self.all_reduce: GradientAllReduce | GradientReduceScatter | None = None
         if plan.training:
@@ -109,6 +115,8 @@ class GradientSync:
                 average_batch_norm=averages,
                 read_weights=part.read_weights if part.model.weights is not None and plan.shard else None,
                 divided=part.expert_parameters,
+                groups=self._shard_groups,
+                on_change=part.memory.update,
             )
         if plan.zero:
             tensors = (*part.module.parameters(), *part.module.buffers())
@@ -121,7 +129,7 @@ class GradientSync:
         part, plan, context = self._part, self._part.plan, self._part.context
         if not plan.gathers_once:
             _check_shared(part)
-        replica = wrap_stages(
+        return wrap_stages(
             part.stages,
             context.data_group,
             device=context.torch_device,
@@ -130,10 +138,8 @@ class GradientSync:
             average_batch_norm=averages and plan.training,
             read_weights=part.read_weights if part.model.weights is not None else None,
             on_change=part.memory.update,
+            groups=self._shard_groups,
         )
-        if isinstance(replica, StepFSDPReplica):
-            part.memory.follow_parameters(replica.gathered_parameters)
-        return replica
 
     def _make_all_reduce(self) -> GradientAllReduce | None:
         """Make the all-reduces over replicas of a pipeline and over the holders of tied weights."""
@@ -208,7 +214,7 @@ class GradientSync:
             is_first_holder = self._tied.get(name, (context.pipeline,))[0] == context.pipeline
             holder = context.data // context.mesh.expert if id(full) in part.expert_parameters else context.data
             is_sharded = isinstance(parameter, DTensor) or (part.plan.zero > 0 and parameter.ndim > 0)
-            of_replica = holder == 0 or is_sharded
+            of_replica = holder == 0 or (is_sharded and holder < part.plan.num_shards)
             return is_first_holder and of_replica and (context.tensor == 0 or name in layouts)
 
         stepped = part.optimizer_parameters()

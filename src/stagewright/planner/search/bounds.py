@@ -144,8 +144,8 @@ def _held_per_parameter(plan: Plan) -> float:
     """Return the parameters and optimizer states that a worker holds, as a multiple of its parameters."""
     states = num_optimizer_states(plan)
     if plan.shard:
-        return (1 + states) / plan.mesh.data + plan.gathers_once
-    return 1 + states / (plan.mesh.data if plan.zero else 1)
+        return (1 + states) / plan.num_shards + plan.gathers_once
+    return 1 + states / plan.num_shards
 
 
 def _format_overflow(needed: float, limit: int) -> str | None:

@@ -34,6 +34,7 @@ class VerifiedPlan:
     schedule: str
     recompute: str
     shard: bool
+    fsdp_shards: int | None
     fsdp_gather: str
     zero: int
     forecast_s: float
@@ -107,6 +108,7 @@ def verify(
                 schedule=plan.schedule,
                 recompute=str(plan.recompute),
                 shard=plan.shard,
+                fsdp_shards=plan.fsdp_shards,
                 fsdp_gather=plan.fsdp_gather,
                 zero=plan.zero,
                 forecast_s=forecast.step_s,

@@ -169,13 +169,20 @@ class PlanCosts:
             sizes, self.plan, self.topology, self.model_overheads, self.engine_overheads, self.contention
         )
 
+    def replicated_gradient_bytes(self, worker: int) -> int:
+        """Return the bytes of gradients that HSDP all-reduces over the replicas with the same shards, in a step."""
+        plan = self.plan
+        if not plan.training or plan.num_shards in (1, plan.mesh.data):
+            return 0
+        return -(-self.held_parameter_bytes(worker) // plan.num_shards)
+
     def parameter_gather_s(self, worker: int) -> float:
         """Return the time of a worker's all-gather of its parameters once per step: ZeRO's after the optimizer step,
         FSDP's before the next, which takes as long."""
         if not self.plan.zero and not self.plan.gathers_once:
             return 0.0
         num_bytes = self.held_parameter_bytes(worker)
-        seconds = all_gather_s(self.topology.group("data"), num_bytes)
+        seconds = all_gather_s(self.topology.shard_group(self.plan.num_shards), num_bytes)
         return seconds + copy_s(num_bytes, self.plan, self.model_overheads) * self.contention if seconds else 0.0
 
 

@@ -50,14 +50,12 @@ def stage_working_memory(
     training: bool,
     held_share: float = 1.0,
     gathered: Sequence[int] = (),
-    counts_views: bool = True,
 ) -> StageWorkingMemory:
     """Compute the working memory of the stage of units first … last.
 
     ``recomputed``: forward saves nothing inside the stage; backward starts when all of it is recomputed and the loss
     backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them.
-    ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others. ``counts_views``: False on a CPU,
-    whose count lacks the individual tensors that FSDP copies out of an all-gather buffer.
+    ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others.
     """
     stage_units = units[first : last + 1]
     if not any(unit.forward_working_bytes for unit in stage_units):
@@ -66,10 +64,7 @@ def stage_working_memory(
     is_last = last == len(units) - 1
     saved, forward = 0, 0
     for index, unit in enumerate(stage_units, first):
-        before, own = gathered_bytes[index - 1] if index > first else 0, gathered_bytes[index]
-        copies = own if counts_views else 0
-        # The buffer before is freed when the next is full.
-        forward = max(forward, saved + unit.forward_working_bytes + own + copies, saved + own + before)
+        forward = max(forward, saved + unit.forward_working_bytes + 2 * gathered_bytes[index])
         saved = unit.output_bytes if recomputed or not training else saved + unit.saved_bytes.added(first)
     if not training:
         return StageWorkingMemory(forward_bytes=forward)

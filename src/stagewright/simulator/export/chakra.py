@@ -89,7 +89,7 @@ class _Rank:
         is_first = kind == FORWARD and int(graph.microbatch[node]) == 0
         gathers = is_first if plan.gathers_once else kind != BACKWARD_WEIGHT
         if plan.shard and stage.parameter_bytes and gathers:
-            size = -(-stage.parameter_bytes // plan.mesh.data)
+            size = -(-stage.parameter_bytes // plan.num_shards)
             gather = self._collective(f"gather {name}", Collective.ALL_GATHER, size, before, f"data-{tensor}-{worker}")
             before, duration = [*before, gather], duration - stage.gather_s
         last = self._add(name, NodeType.COMP_NODE, before, duration_s=duration)

@@ -334,7 +334,9 @@ class RunResult:
         return replace(result, history=history, extra=extra)
 
 
-_PLAN_KEYS = ("strategy", "shard", "fsdp_shards", "fsdp_gather", "zero", "workers", "batch", "microbatches", "schedule")
+_PLAN_KEYS = (
+    *("strategy", "shard", "fsdp_shards", "fsdp_gather", "zero", "workers", "batch", "microbatches", "schedule"),
+)
 _TIMED_KEYS = (
     *("stages", "cuts", "training", "samples_per_s", "samples_per_s_spread", "latency_s", "equal", "parity"),
     *("loss_source", "whole_batch", "peak_memory_bytes", "process_peak_bytes", "memory", "link_bytes"),

@@ -59,6 +59,25 @@ def test_bytes_without_a_pipeline(pool_of: Any, options: dict[str, Any], num_tra
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", {"clip": 0.1}),
+        ("gpt2", {"recompute": "always", "microbatches": 2}),
+        ("vit", {"fsdp_gather": "step", "microbatches": 2, "clip": 0.1}),
+        ("bert", {"training": False}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_hsdp_equals_the_baseline(pool_of: Any, name: str, options: dict[str, Any]) -> None:
+    """Two groups of two replicas."""
+    results = pool_of(4).run("fsdp_jobs:parity", name, "data=4", fsdp_shards=2, **options)
+    check(results)
+    for result in results:
+        assert result["held_bytes"] > 0.49 * result["full_bytes"], "a half, not a quarter"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("gather", "num_transfers"), [("step", 2), ("microbatch", 3 * 4)])
 def test_bytes_in_a_pipeline(pool_of: Any, gather: str, num_transfers: int) -> None:
     for result in pool_of(4).run("fsdp_jobs:parity", "llama", "data=2,pipeline=2", microbatches=4, fsdp_gather=gather):
@@ -71,3 +90,15 @@ def test_a_shared_weight_needs_one_gather_per_step(pool_of: Any) -> None:
     client, server = pool_of(4).run("fsdp_jobs:refused")[:2]
     assert 'stages 0 and 2 on one worker share transformer.wte.weight: use fsdp_gather = "step"' in client
     assert server == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("gather", ["step", "microbatch"])
+def test_hsdp_in_a_pipeline(pool_of: Any, gather: str) -> None:
+    """Eight workers: two stages, each with two groups of two replicas, which all-reduce once per step."""
+    options = {"fsdp_shards": 2, "fsdp_gather": gather, "microbatches": 2, "clip": 0.1}
+    results = pool_of(8).run("fsdp_jobs:parity", "llama", "data=4,pipeline=2", **options)
+    check(results)
+    for result in results:
+        transfers = {"step": 2, "microbatch": 3 * 2}[gather] + 0.5
+        assert result["bytes"] - 8 * result["num_parameters"] == transfers * result["full_bytes"]

@@ -41,6 +41,11 @@ SMALL = {"barrier": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            {"mesh": "data=4", "microbatches": 1, "shard": True, "fsdp_shards": 2},
+            {"mesh": "data=2,pipeline=2", "microbatches": 2, "shard": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"mesh": "pipeline=2"},
             {"mesh": "data=2,pipeline=2", "microbatches": 2, "shard": True},
             marks=pytest.mark.slow,

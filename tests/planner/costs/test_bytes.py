@@ -65,6 +65,8 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
     [
         {"mesh": Mesh(data=2), "fsdp_gather": "step"},
         {"mesh": Mesh(data=2), "training": False},
+        {"mesh": Mesh(data=2), "recompute": "always"},
+        {"mesh": Mesh(data=4), "fsdp_shards": 2, "microbatches": 2},
         {"mesh": Mesh(data=2, pipeline=2)},
         {"mesh": Mesh(data=2, pipeline=2), "recompute": "always"},
         {"mesh": Mesh(data=2, pipeline=2), "schedule": "zbv", "cuts": CUTS},
@@ -78,7 +80,7 @@ def test_fsdp_bytes_and_memory(fields: dict[str, Any], tmp_path: Path) -> None:
     options = {"cuts": CUTS[1:2] if fields["mesh"].pipeline > 1 else (), **fields}
     devices = default_devices(fields["mesh"].num_workers, share=True)
     common = {"batch": 8, "microbatches": 4, "steps": 1, "warmup": 0, "devices": devices, "shard": True}
-    plan = Plan(model=ModelSpec(name="digits-vit"), **common, **options)
+    plan = Plan(model=ModelSpec(name="digits-vit"), **{**common, **options})
     run = run_plan(plan, tmp_path)
     assert run.equal
     measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)

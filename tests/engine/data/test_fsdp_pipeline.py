@@ -74,7 +74,7 @@ def test_hsdp_equals_the_baseline(pool_of: Any, name: str, options: dict[str, An
     results = pool_of(4).run("fsdp_jobs:parity", name, "data=4", fsdp_shards=2, **options)
     check(results)
     for result in results:
-        assert result["held_bytes"] > 0.49 * result["full_bytes"], "a half, not a quarter"
+        assert result["held_bytes"] > 0.48 * result["full_bytes"], "a half, not a quarter"
 
 
 @pytest.mark.slow

@@ -60,13 +60,14 @@ class StepFSDPReplica(ShardedReplica):
         self._root._lazy_init()
         self._held: list[tuple[Any, frozenset[int]]] = []
         """FSDP2's parameter groups, in the order of backward, each with the stages that use it."""
+        members = {index: set(map(id, stage.modules())) for index, stage in self._stages.items()}
         for unit in reversed(self._groups):
             parameters = parameter_group(unit)
             if parameters is None:
                 continue
             parameters._register_post_backward_hook = lambda args, kwargs: (args, kwargs)
             parameters._record_post_forward = lambda: None
-            users = {index for index, stage in self._stages.items() if unit in set(stage.modules())}
+            users = {index for index, identities in members.items() if id(unit) in identities}
             self._held.append((parameters, frozenset(users or self._stages)))
 
     def gather(self, stage: int | None = None) -> None:

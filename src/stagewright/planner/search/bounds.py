@@ -136,7 +136,9 @@ def _limit(plan: Plan, device_bytes: int | None) -> int | None:
 
 def _unsharded_gradients(plan: Plan) -> int:
     """Return 1 if gradients count in full; sharded ones are left out, since their shards are rounded."""
-    is_sharded = (plan.shard and not plan.gathers_once) or plan.zero == 2 or (plan.zero == 1 and plan.microbatches == 1)
+    if plan.gathers_once:  # a stage is freed and its gradients are sharded when it is done
+        return int(plan.num_stages == plan.mesh.pipeline)
+    is_sharded = plan.shard or plan.zero == 2 or (plan.zero == 1 and plan.microbatches == 1)
     return int(plan.training and not is_sharded)
 
 

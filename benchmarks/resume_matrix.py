@@ -1,6 +1,6 @@
-"""Save under each of eight layouts and resume under each: losses must continue as in an uninterrupted run.
+"""Save under each of ten layouts and resume under each: losses must continue as in an uninterrupted run.
 
-    python benchmarks/resume_matrix.py --output docs/measured/resume_matrix.json       # 64 pairs
+    python benchmarks/resume_matrix.py --output docs/measured/resume_matrix.json       # 100 pairs
 
 A GPT-2 with tied weights and AdamW is trained for two steps and saved; then two more steps are run from the checkpoint.
 The numbers of a pair are the largest relative difference of a loss from four steps on a single device, and the largest
@@ -37,6 +37,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "serial": ("serial", {}),
     "data": ("data=2", {}),
     "FSDP": ("data=2", {"shard": True}),
+    "HSDP": ("data=4", {"shard": True, "fsdp_shards": 2}),
     "tensor": ("tensor=2", {}),
     "pipeline": ("pipeline=2", {"cuts": ("transformer.h.1",)}),
     "zero-bubble": (
@@ -48,6 +49,7 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "data × pipeline": ("data=2,pipeline=2", {"cuts": ("transformer.h.1",)}),
+    "FSDP × pipeline": ("data=2,pipeline=2", {"cuts": ("transformer.h.1",), "shard": True}),
     "tensor × pipeline": ("tensor=2,pipeline=2", {"cuts": ("transformer.h.1",)}),
 }
 

@@ -34,6 +34,7 @@ def test_torchtitan_has_the_stages_and_sizes_of_the_plan() -> None:
         "data_parallel_shard_degree": 2,
         "tensor_parallel_degree": 2,
         "pipeline_parallel_degree": 2,
+        "fsdp_reshard_after_forward": "never",
         "pipeline_parallel_schedule": "1F1B",
         "pipeline_parallel_microbatch_size": 4,
         "module_fqns_per_model_part": [["tok_embeddings", "layers.0"], ["layers.1", "layers.2", "norm", "output"]],

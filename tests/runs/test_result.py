@@ -39,7 +39,8 @@ TIMED = RunResult.of_plan(
     run="runs/a",
 )
 TIMED_KEYS = (
-    *("strategy", "shard", "zero", "workers", "batch", "microbatches", "schedule", "stages", "cuts", "training"),
+    *("strategy", "shard", "fsdp_shards", "fsdp_gather", "zero", "workers", "batch", "microbatches", "schedule"),
+    *("stages", "cuts", "training"),
     *("samples_per_s", "samples_per_s_spread", "latency_s", "equal", "equality", "loss_source", "whole_batch"),
     *("peak_memory_bytes", "process_peak_bytes", "memory", "link_bytes", "collective_bytes", "bound", "run"),
 )
@@ -47,6 +48,8 @@ FAILURE_KEYS = (
     *(
         "strategy",
         "shard",
+        "fsdp_shards",
+        "fsdp_gather",
         "zero",
         "workers",
         "batch",

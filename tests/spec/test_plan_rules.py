@@ -119,14 +119,23 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"placement": "client-server", "stages": 4}, "2 workers hold 3 stages, not 4"),
         ({"split": "client-server", "mesh": "pipeline=3"}, "supports one client and one server, not 3 workers"),
         ({"shard": True, "microbatches": 2}, "shard (FSDP) shards parameters over replicas, and there is only one"),
+        ({"fsdp_shards": 2, "mesh": "data=4"}, "fsdp_shards = 2 divides the replicas of FSDP into groups (HSDP)"),
         (
-            {"shard": True, "mesh": "data=2,pipeline=2", "microbatches": 2},
-            "shard (FSDP) works for training without a pipeline, and this is a pipeline "
-            "(data=2,pipeline=2): leave it out",
+            {"fsdp_shards": 4, "shard": True, "mesh": "data=6"},
+            "fsdp_shards = 4 does not divide data = 6 into groups of two or more replicas: use 2 or 3 or 6",
+        ),
+        ({"fsdp_gather": "steps", "shard": True, "mesh": "data=2"}, "unknown fsdp_gather 'steps'"),
+        (
+            {"fsdp_gather": "step", "mesh": "data=2"},
+            "and the plan has no shard (FSDP): leave it out, or use shard = true",
         ),
         (
-            {"shard": True, "mesh": "data=2", "training": False, "microbatches": 1},
-            "and this is inference: leave it out",
+            {"fsdp_gather": "step", "shard": True, "mesh": "data=2", "training": False, "microbatches": 1},
+            'fsdp_gather = "step" keeps parameters gathered during a training step, and inference has none',
+        ),
+        (
+            {"fsdp_gather": "microbatch", "shard": True, "mesh": "data=2,pipeline=2", "schedule": "zbv"},
+            "schedule 'zbv' splits the backward, inside which fsdp_gather = \"microbatch\" gathers parameters",
         ),
         ({"zero": 3, "mesh": "data=2", "microbatches": 1}, "use shard = true, which is ZeRO-3 (FSDP)"),
         ({"zero": 4, "mesh": "data=2", "microbatches": 1}, "zero = 4 is not a ZeRO stage"),

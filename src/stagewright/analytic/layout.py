@@ -58,6 +58,10 @@ class Layout:
     """Whether backward gathers the divided inputs of sequence parallelism again instead of saving them whole."""
     zero: int = 0
     """ZeRO stage: 1 divides optimizer states over replicas, 2 also gradients, 3 also parameters (FSDP)."""
+    shards: int | None = None
+    """Replicas among which ZeRO-3 divides parameters (HSDP); None: all."""
+    gather_once: bool = False
+    """Whether ZeRO-3 gathers parameters once per step and reduces gradients at its end, not in each micro-batch."""
     recompute: RecomputeMode = "none"
     """Activation checkpointing: none, attention only, or whole blocks."""
     recompute_layers: int | None = None

@@ -39,6 +39,8 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         microbatch=max(1, math.ceil(plan.batch / (mesh.data * plan.microbatches))),
         microbatches=plan.microbatches,
         zero=3 if plan.shard else plan.zero,
+        shards=plan.fsdp_shards,
+        gather_once=plan.gathers_once,
         recompute="none" if plan.recompute == "none" else "full",
         # A stage is recomputed as a whole.
         checkpoint_segments=stages,

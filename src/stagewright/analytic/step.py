@@ -208,13 +208,17 @@ class StepModel:
         for count, ranks in ((replicated, size), (routed, size // layout.expert)):
             if ranks < 2 or not count:
                 continue
-            group = self.network.group(ranks, layout.stride("data") // (layout.context if layout.context > 1 else 1))
+            stride = layout.stride("data") // (layout.context if layout.context > 1 else 1)
+            group = self.network.group(layout.shards or ranks, stride)
             gradients, bucket = count * layout.gradient_bytes, self.stack.bucket_bytes
             if layout.zero:
                 total += self.network.bucketed_s("reduce_scatter", group, gradients, bucket)
-                if layout.zero < 3:
+                if layout.zero < 3 or layout.gather_once:
                     parameters = count * layout.item_bytes
                     total += self.network.bucketed_s("all_gather", group, parameters, bucket)
+                if layout.shards is not None:
+                    same = self.network.group(ranks // layout.shards, stride * layout.shards)
+                    total += self.network.bucketed_s("all_reduce", same, gradients / layout.shards, bucket)
             else:
                 total += self.network.bucketed_s("all_reduce", group, gradients, bucket)
         return total
@@ -227,7 +231,7 @@ class StepModel:
         """Return the time of the optimizer: reads and writes of states, gradients and parameters."""
         layout = self.layout
         replicated, routed = self.parameters(rank)
-        replicas = layout.data * layout.context if layout.zero else 1
+        replicas = (layout.shards or layout.data * layout.context) if layout.zero else 1
         count = replicated / replicas + routed / max(1, replicas // layout.expert)
         state = 4 if layout.master_weights or layout.item_bytes == 4 else layout.item_bytes
         width: float = layout.gradient_bytes + 2 * state * (1 + layout.optimizer_states)
@@ -241,10 +245,10 @@ class StepModel:
     def sharded_s(self, rank: int, micro: RankTime) -> float:
         """Return the exposed gathers of parameters of ZeRO-3, for each micro-batch."""
         layout = self.layout
-        if layout.zero < 3 or layout.data == 1:
+        if layout.zero < 3 or layout.data == 1 or layout.gather_once:
             return 0.0
         replicated, routed = self.parameters(rank)
-        group = self.network.group(layout.data, layout.stride("data"))
+        group = self.network.group(layout.shards or layout.data, layout.stride("data"))
         size = (replicated + routed) * layout.item_bytes
         gathers = 2 * self.network.collective_s("all_gather", group, size)
         return max(0.0, gathers - 0.8 * (micro.forward_s + micro.backward_s))
@@ -259,7 +263,7 @@ class StepModel:
         """Return the memory of a rank with one micro-batch in flight."""
         shape, layout = self.shape, self.layout
         replicated, routed = self.parameters(rank)
-        replicas = layout.data * layout.context
+        replicas = layout.shards or layout.data * layout.context
         expert_replicas = max(1, replicas // layout.expert)
         divide = replicated / replicas + routed / expert_replicas
         whole = replicated + routed
@@ -291,10 +295,12 @@ class StepModel:
             logits += builder.tokens * columns * self.stack.logit_bytes
         # FSDP gathers the next block's parameters while it uses those of one.
         gathered = 2 * layout.item_bytes * whole / max(2, blocks) if sharded >= 3 and replicas > 1 else 0.0
+        if layout.gather_once:
+            gathered = layout.item_bytes * whole
         return RankMemory(
             rank=rank,
             parameters_bytes=layout.item_bytes * (divide if sharded >= 3 else whole),
-            gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 else whole),
+            gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 and not layout.gather_once else whole),
             optimizer_bytes=states * (divide if sharded >= 1 else whole),
             activations_bytes=saved * (1 + self.stack.fragmentation),
             logits_bytes=logits,

@@ -73,8 +73,8 @@ def compare(
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``zero``, ``codec``, ``optimizer``, ``training``, ``precision``,
-            ``compile``, ``steps``, …).
+            (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``codec``,
+            ``optimizer``, ``training``, ``precision``, ``compile``, ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
@@ -136,7 +136,7 @@ def compare_strategies(
         progress.note("--zero applies to data parallelism, and no strategy here has it: add data to --strategy")
 
     def report(plan: Plan, text: str) -> None:
-        sharding = sharding_name(plan.shard, plan.zero)
+        sharding = sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)
         progress.note(f"{plan.mesh.strategy}{f' ({sharding})' if sharding else ''}: {text} …")
 
     rows = run_plans(plans, root, rounds=rounds, progress=report, hang_s=hang_s)

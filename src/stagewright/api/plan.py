@@ -256,6 +256,8 @@ def _row(ranked: RankedPlan) -> dict[str, Any]:
         "schedule": plan.schedule,
         "recompute": plan.recompute,
         "shard": plan.shard,
+        "fsdp_shards": plan.fsdp_shards,
+        "fsdp_gather": plan.fsdp_gather,
         "zero": plan.zero,
         "codec": ranked.codec,
         "cuts": list(plan.cuts),

@@ -118,9 +118,10 @@ def train(
         max_restarts: How often a run that lost a worker goes on from its last checkpoint by itself.
         progress: Receives notes while it trains.
         options: Options of the plan (``mesh``, which may also be a strategy such as fsdp, ``epochs``, ``batch``,
-            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``zero``, ``clip``,
-            ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``, ``momentum``,
-            ``weight_decay``, ``lr_schedule``, ``lr_warmup_steps``) and of the model (``image_size``, …).
+            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``fsdp_shards``,
+            ``fsdp_gather``, ``zero``, ``clip``, ``checkpoint_every``, …), of the optimizer (``optimizer``,
+            ``learning_rate``, ``momentum``, ``weight_decay``, ``lr_schedule``,
+            ``lr_warmup_steps``) and of the model (``image_size``, …).
 
     Example:
         result = sw.train("digits-vit", "digits", mesh="data=2", epochs=1, batch=256)
@@ -219,8 +220,10 @@ def _plan(
     size = given.pop("micro_batch_size", None)
     about, given = split_options(given)
     if isinstance(given.get("mesh"), str):
-        given["mesh"], zero = parse_strategy(given["mesh"], num_devices)
+        strategy = parse_strategy(given["mesh"], num_devices, given.get("fsdp_shards"))
+        given["mesh"], zero = strategy.mesh, strategy.zero
         given |= {"shard": True} if zero == 3 else {"zero": zero} if zero else {}
+        given |= {} if strategy.fsdp_shards is None else {"fsdp_shards": strategy.fsdp_shards}
     if size is not None:
         if "microbatches" in given:
             raise UsageError(

@@ -17,7 +17,15 @@ from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
-from stagewright.spec.plan_rules import BATCH_NORMS, COMPILES, CONTEXT_ATTENTIONS, PRECISIONS, RECOMPUTES, check_choice
+from stagewright.spec.plan_rules import (
+    BATCH_NORMS,
+    COMPILES,
+    CONTEXT_ATTENTIONS,
+    FSDP_GATHERS,
+    PRECISIONS,
+    RECOMPUTES,
+    check_choice,
+)
 from stagewright.zoo.validation import check_name
 
 if TYPE_CHECKING:
@@ -138,6 +146,15 @@ ContextAttention = Annotated[
 ]
 Recompute = Annotated[str, choice("recompute mode", RECOMPUTES, run_option, help="Activation checkpointing.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
+FSDPShards = Annotated[
+    int | None, run_option("--fsdp-shards", min=2, help="HSDP: shard in groups of so many replicas. \\[default: all]")
+]
+FSDPGather = Annotated[
+    str,
+    choice(
+        "fsdp_gather", FSDP_GATHERS, run_option, "--fsdp-gather", help="Parameters gathered once per step, or for each."
+    ),
+]
 Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of replicas that hold all parameters.")]
 Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")]
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]

@@ -7,6 +7,7 @@ message of n bytes takes latency + n / bandwidth.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -142,6 +143,12 @@ class Cluster:
         return tuple(
             (group.host, number) for group in self.devices for number in range(group.hosts) for _ in range(group.count)
         )
+
+    @property
+    def devices_per_host(self) -> int | None:
+        """Devices of the smallest of several hosts; None: one host."""
+        counts = Counter(self.places)
+        return min(counts.values()) if len(counts) > 1 else None
 
     def link(self, first: int, second: int) -> Link:
         """Return the link between two devices, by their indices in `members`."""

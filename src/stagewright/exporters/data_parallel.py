@@ -32,8 +32,8 @@ def export_accelerate(source: ExportInput) -> ExportedConfig:
             "  fsdp_state_dict_type: SHARDED_STATE_DICT",
             f"  fsdp_activation_checkpointing: {_yaml(plan.recompute != 'none')}",
             "parallelism_config:",
-            f"  parallelism_config_dp_replicate_size: {1 if plan.shard else mesh.data}",
-            f"  parallelism_config_dp_shard_size: {mesh.data if plan.shard else 1}",
+            f"  parallelism_config_dp_replicate_size: {mesh.data // plan.num_shards if plan.shard else mesh.data}",
+            f"  parallelism_config_dp_shard_size: {plan.num_shards if plan.shard else 1}",
             f"  parallelism_config_tp_size: {mesh.tensor}",
             "  parallelism_config_cp_size: 1",
         ]

@@ -33,13 +33,15 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
     plan, mesh = source.plan, source.plan.mesh
     size = source.microbatch_size
     parallelism: dict[str, object] = {
-        "data_parallel_replicate_degree": 1 if plan.shard else mesh.data,
-        "data_parallel_shard_degree": mesh.data if plan.shard else 1,
+        "data_parallel_replicate_degree": mesh.data // plan.num_shards if plan.shard else mesh.data,
+        "data_parallel_shard_degree": plan.num_shards if plan.shard else 1,
         "tensor_parallel_degree": mesh.tensor,
         "pipeline_parallel_degree": mesh.pipeline,
         **({"expert_parallel_degree": mesh.expert} if mesh.expert > 1 else {}),
         **({"context_parallel_degree": mesh.context} if mesh.context > 1 else {}),
     }
+    if plan.shard and mesh.pipeline > 1:
+        parallelism["fsdp_reshard_after_forward"] = "never" if plan.gathers_once else "always"
     omitted = common_omissions(plan)
     if mesh.pipeline > 1:
         parallelism |= {

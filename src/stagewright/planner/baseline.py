@@ -79,6 +79,8 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         schedule="1f1b",
         recompute="none",
         shard=False,
+        fsdp_shards=None,
+        fsdp_gather="auto",
         zero=0,
         stages=None,
         cuts=(),

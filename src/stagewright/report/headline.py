@@ -39,7 +39,9 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        if sharding := sharding_name(self.result.shard, self.result.zero):
+        if sharding := sharding_name(
+            self.result.shard, self.result.zero, self.result.fsdp_gather, self.result.fsdp_shards
+        ):
             return sharding
         return "one device" if self.result.strategy == "serial" else f"{self.result.strategy} parallel"
 

@@ -187,6 +187,10 @@ class RunResult:
     """serial, data, tensor, pipeline, or several with ×."""
     shard: bool = False
     """Whether replicas use FSDP."""
+    fsdp_shards: int | None = None
+    """Replicas among which HSDP shards parameters; null: all."""
+    fsdp_gather: str = "auto"
+    """How often FSDP gathers parameters: step, microbatch, or auto."""
     zero: int = 0
     """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
     workers: int = 0
@@ -277,6 +281,8 @@ class RunResult:
         about = {
             "strategy": plan.mesh.strategy,
             "shard": plan.shard,
+            "fsdp_shards": plan.fsdp_shards,
+            "fsdp_gather": plan.fsdp_gather,
             "zero": plan.zero,
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,
@@ -328,7 +334,9 @@ class RunResult:
         return replace(result, history=history, extra=extra)
 
 
-_PLAN_KEYS = ("strategy", "shard", "zero", "workers", "batch", "microbatches", "schedule")
+_PLAN_KEYS = (
+    *("strategy", "shard", "fsdp_shards", "fsdp_gather", "zero", "workers", "batch", "microbatches", "schedule"),
+)
 _TIMED_KEYS = (
     *("stages", "cuts", "training", "samples_per_s", "samples_per_s_spread", "latency_s", "equal", "parity"),
     *("loss_source", "whole_batch", "peak_memory_bytes", "process_peak_bytes", "memory", "link_bytes"),

@@ -60,10 +60,11 @@ def predict_gradient_allreduce(costs: PlanCosts, times: StepTimes, worker: int) 
     plan = costs.plan
     compute_end = times.worker_end_s(worker)
     if plan.mesh.data == 1 or not plan.training:
-        return AllReduceTimes(end_s=compute_end)
+        return AllReduceTimes(end_s=compute_end, num_bytes=_fsdp_bytes(costs, worker) if plan.shard else 0)
     if plan.shard or plan.zero:
-        end = compute_end + costs.reduce_scatter_s(worker)
+        end = compute_end + costs.reduce_scatter_s(worker) + _replicated_s(costs, worker)
         num_bytes = _zero_bytes(costs, worker) if plan.zero else _fsdp_bytes(costs, worker)
+        num_bytes += costs.replicated_gradient_bytes(worker)
         gradients = AllReduceTimes(spans_s=((compute_end, end),), end_s=end, num_bytes=num_bytes)
     else:
         gradients = _with_experts(costs, worker, _overlap_buckets(costs, times, worker, compute_end))
@@ -97,13 +98,24 @@ def _overlap_buckets(costs: PlanCosts, times: StepTimes, worker: int, compute_en
     )
 
 
+def _replicated_s(costs: PlanCosts, worker: int) -> float:
+    """Return the time of HSDP's all-reduce over the replicas that hold the same shards."""
+    num_bytes = costs.replicated_gradient_bytes(worker)
+    return all_reduce_s(costs.topology.replicate_group(costs.plan.num_shards), num_bytes) if num_bytes else 0.0
+
+
 def _fsdp_bytes(costs: PlanCosts, worker: int) -> int:
     """Return the bytes of FSDP's collectives: all-gathers before each pass, and one reduce-scatter.
 
-    Parameters gathered with the whole stage stay until its backward, so they are gathered once per micro-batch.
+    Parameters gathered with the whole stage stay until its backward, so they are gathered once per micro-batch. In a
+    pipeline they are not, and gradients are reduce-scattered in each micro-batch.
     """
-    count = len(costs.shares)
+    plan, count = costs.plan, len(costs.shares)
     stages = [stage for stage in costs.stages if stage.worker == worker]
+    if plan.gathers_once:
+        return 2 * costs.held_parameter_bytes(worker)
+    if not plan.training or plan.scatters_every_microbatch:
+        return (3 if plan.training else 1) * count * sum(stage.parameter_bytes for stage in stages)
     return sum(stage.parameter_bytes * (count + 1) + stage.separate_bytes * count for stage in stages)
 
 
@@ -126,7 +138,7 @@ def min_exposed_allreduce_s(costs: PlanCosts, worker: int, backward_s: float) ->
     if plan.mesh.data == 1 or not plan.training:
         return 0.0
     if plan.shard or plan.zero:
-        exposed_s = costs.reduce_scatter_s(worker)
+        exposed_s = costs.reduce_scatter_s(worker) + _replicated_s(costs, worker)
     else:
         # The buckets of the stage that ends last start at its end; with a single stage, inside its last backward.
         group, merged = costs.topology.group("data"), _num_merged(costs, worker)

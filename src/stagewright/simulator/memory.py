@@ -59,7 +59,7 @@ class WorkerMemory:
     messages_bytes: int
     """Posted receives; in inference on a CPU also sends that may still be in flight."""
     gathered_bytes: int
-    """With FSDP, gathered parameters held during a pass."""
+    """With FSDP, gathered parameters held during a pass, or during the step."""
     working_bytes: int
     """Peak temporary memory of operators and libraries; 0 if the device counts only tensors (training on a CPU)."""
     peak_bytes: int
@@ -88,21 +88,23 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     """Predict the memory of the worker at a pipeline index."""
     plan, stages, overheads = costs.plan, costs.stages, costs.model_overheads
     own = [index for index, stage in enumerate(stages) if stage.worker == worker]
-    num_shards = plan.mesh.data if plan.shard or plan.zero else 1
+    num_shards = plan.num_shards
     shard = -(-costs.held_parameter_bytes(worker) // num_shards)
     parameters = costs.held_parameter_bytes(worker) if plan.zero else shard
     states = num_optimizer_states(plan)
     buffers = sum(stages[index].buffer_bytes for index in own)
     messages = _posted_bytes(costs, own) + _in_flight_bytes(costs, own)
     gathered = max((stages[index].gathered_bytes for index in own), default=0)
+    if plan.gathers_once:
+        gathered = costs.held_parameter_bytes(worker)
     has_working = any(stages[index].working_memory != NO_WORKING_MEMORY for index in own)
     # DistributedDataParallel's buckets hold the gradients of a single stage permanently.
     bucketed = has_working and costs.copies_gradients
     fixed = parameters + shard * states + buffers + messages + gathered
     fixed += (overheads.workspace_bytes if has_working else 0) + (parameters if bucketed else 0)
-    # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last; a CPU's count does not
-    # include FSDP's.
-    is_accumulated = len(costs.shares) > 1 and (plan.zero == 1 or (plan.shard and has_working))
+    # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last.
+    is_held = plan.zero == 1 or (plan.shard and not plan.scatters_every_microbatch)
+    is_accumulated = plan.gathers_once or (len(costs.shares) > 1 and is_held)
     gradient_shards = 1 if is_accumulated else num_shards
     if plan.training:
         rows = _ActionRows(costs, times, worker, own)
@@ -192,6 +194,10 @@ def _training_changes(
     duration = rows.end - rows.start
     events.add(rises > 0, rows.start + 0.25 * duration, rest=rises)
     events.add(rises > 0, rows.start + 0.25 * duration, rest=-rises)
+    for index, is_gathered in enumerate((rows.forward, rows.ends)):
+        gathered = rows.gather_rise(index)
+        for change in (gathered, -gathered):
+            events.add(is_gathered & (gathered != 0), rows.start + 0.25 * duration, rest=change)
     events.add(rows.forward, rows.end, rows.saved + np.where(rows.microbatch == 0, rows.batch, 0))
     events.add((rows.kind == BACKWARD_INPUT) & ~rows.ends & (rows.pending > 0), rows.end, rows.pending)
     # Recomputation restores the activations of this micro-batch. The loss backward has freed its activations by then.
@@ -207,6 +213,7 @@ def _training_changes(
     parameters = rows.of_stage("parameter_bytes")
     last = rows.ends & (rows.microbatch == last_microbatch)
     events.add(last & (gradient_shards != num_shards), rows.end, rest=parameters // num_shards - parameters)
+    events.add(last & costs.plan.gathers_once, rows.end, rest=-_own_parameters(costs, rows))
     events.add(last & (bucketed and not in_place), rows.end, rest=-parameters)
     if costs.plan.zero:
         scatters = rows.ends & (last | (costs.plan.zero == 2))
@@ -239,6 +246,15 @@ def _zero_in_flight(costs: PlanCosts, rows: _ActionRows) -> tuple[Integers, Inte
     freed = bucket * (rows.saved + rows.recomputed) // np.maximum(1, parameters)
     early: Integers = np.maximum(0, bucket * (2 if is_accumulated else 5) // 2 - freed)
     return early, np.minimum(3 * parameters, (2 if is_accumulated else 3) * bucket)
+
+
+def _own_parameters(costs: PlanCosts, rows: _ActionRows) -> Integers:
+    """Return the parameter bytes of each action's stage, without those that it shares with an earlier one."""
+    shared = np.zeros(len(costs.stages), dtype=np.int64)
+    for parameter in costs.shared_parameters:
+        shared[parameter.later] += parameter.num_bytes
+    own: Integers = rows.of_stage("parameter_bytes") - shared[rows.index]
+    return own
 
 
 def _allocated_gradients(costs: PlanCosts, rows: _ActionRows, allocates: npt.NDArray[np.bool_]) -> Integers:
@@ -300,6 +316,12 @@ class _ActionRows:
         """Return a field of each action's stage."""
         values: Integers = np.array([getattr(stage, name) for stage in self._stages], dtype=np.int64)[self._position]
         return values
+
+    def gather_rise(self, index: int) -> Integers:
+        """Return the gathered parameters of one unit during each action: in forward (0) or backward (1)."""
+        values = [stage.gather_rise_bytes[index] for stage in self._stages]
+        rises: Integers = np.array(values, dtype=np.int64)[self._position]
+        return rises
 
     def _of_microbatch(self, num_bytes: Integers, factor: float = 1.0) -> Integers:
         """Scale bytes of a micro-batch of the profiled size to each action's micro-batch."""

@@ -97,9 +97,8 @@ def optimizer_s(costs: PlanCosts, worker: int) -> float:
     if not costs.plan.training:
         return 0.0
     num_bytes = sum(stage.parameter_bytes for stage in costs.stages if stage.worker == worker)
-    num_shards = costs.plan.mesh.data if costs.plan.shard or costs.plan.zero else 1
     slowdown = costs.contention / costs.topology.speeds()[worker]
-    return num_bytes / num_shards * costs.model_overheads.optimizer_s_per_byte * slowdown
+    return num_bytes / costs.plan.num_shards * costs.model_overheads.optimizer_s_per_byte * slowdown
 
 
 def _predict_worker(
@@ -168,10 +167,15 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
     plan, uses = costs.plan, []
 
     def add(
-        axis: Literal["data", "tensor", "expert", "tied"], worker: int, count: int, num_bytes: int, passes: int = 2
+        axis: Literal["data", "tensor", "expert", "tied"],
+        worker: int,
+        count: int,
+        num_bytes: int,
+        passes: int = 2,
+        sent: int = 0,
     ) -> None:
         if count > 1 and num_bytes:
-            sent = int(ring_bytes(count, num_bytes, passes=passes))
+            sent = sent or int(ring_bytes(count, num_bytes, passes=passes))
             uses.append(
                 CollectiveUse(axis=axis, worker=worker, num_workers=count, num_bytes=num_bytes, sent_bytes=sent)
             )
@@ -179,7 +183,13 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
     for worker, allreduce in enumerate(allreduces):
         add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
         add("expert", worker, plan.mesh.expert, costs.expert_row_bytes(worker), passes=1)
-        add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=1 if plan.shard or plan.zero else 2)
+        replicated = costs.replicated_gradient_bytes(worker)
+        sent = 0
+        if replicated:  # HSDP: a ring in each group, and one across groups
+            sent = int(ring_bytes(plan.num_shards, allreduce.num_bytes - replicated, passes=1))
+            sent += int(ring_bytes(plan.mesh.data // plan.num_shards, replicated, passes=2))
+        passes = 1 if plan.shard or plan.zero else 2
+        add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=passes, sent=sent)
         if plan.training and worker in (0, plan.mesh.pipeline - 1):
             add("tied", worker, 2, costs.tied_bytes)
     return tuple(uses)

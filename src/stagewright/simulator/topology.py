@@ -110,10 +110,22 @@ class Topology:
         blocks = self._expert_blocks()
         return self._cached("same", lambda: self._group_of(np.moveaxis(blocks, -2, -1)))  # type: ignore[no-any-return]
 
+    def shard_group(self, num_shards: int) -> Group:
+        """Return the group among which HSDP shards parameters: neighbors along data."""
+        return self._cached(("shard", num_shards), lambda: self._group_of(self._blocks(num_shards)))  # type: ignore[no-any-return]
+
+    def replicate_group(self, num_shards: int) -> Group:
+        """Return the group of replicas that hold the same shards of HSDP."""
+        blocks = self._blocks(num_shards)
+        return self._cached(("replicate", num_shards), lambda: self._group_of(np.moveaxis(blocks, -2, -1)))  # type: ignore[no-any-return]
+
     def _expert_blocks(self) -> Integers:
-        """Return the host of each worker: [tensor, pipeline, block of replicas, replica in the block]."""
+        return self._blocks(self.mesh.expert)
+
+    def _blocks(self, size: int) -> Integers:
+        """Return the host of each worker: [tensor, pipeline, block of neighbors along data, replica in the block]."""
         hosts = np.moveaxis(self.hosts[self.devices], 0, -1)
-        return hosts.reshape(*hosts.shape[:-1], -1, self.mesh.expert)
+        return hosts.reshape(*hosts.shape[:-1], -1, size)
 
     def _group_of(self, hosts: Integers) -> Group:
         rows = hosts.reshape(-1, hosts.shape[-1])

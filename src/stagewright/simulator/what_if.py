@@ -171,7 +171,7 @@ def _without_overheads(costs: PlanCosts, *, recompute: bool, contention: float =
 def without_communication(costs: PlanCosts) -> PlanCosts:
     """Remove the cost of links, collectives and codecs."""
     stages = tuple(
-        replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0, sent_bytes=0)
+        replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0, scatter_s=0.0, sent_bytes=0)
         for stage in costs.stages
     )
     return replace(
@@ -186,7 +186,10 @@ def without_communication(costs: PlanCosts) -> PlanCosts:
 
 def _without_collectives(costs: PlanCosts) -> PlanCosts:
     """Remove the cost of collectives."""
-    stages = tuple(replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0) for stage in costs.stages)
+    stages = tuple(
+        replace(stage, tensor_forward_s=0.0, tensor_backward_s=0.0, gather_s=0.0, scatter_s=0.0)
+        for stage in costs.stages
+    )
     # Between hosts, collectives and P2P share a link: keep the link and make only collectives free.
     topology = replace(costs.topology, free_collectives=True)
     return replace(costs, stages=stages, topology=topology, model_overheads=_without_statistics(costs), tied_bytes=0)

@@ -31,7 +31,7 @@ def block_ends(units: Iterable[_InBlock]) -> list[str]:
 
 def checkpoints_by_block(plan: Plan) -> bool:
     """Whether a plan recomputes a model that is one stage, which can be cut after each block."""
-    # The engine supports FSDP only with one stage.
+    # With several stages FSDP would reduce-scatter in each micro-batch.
     is_one_stage = plan.num_stages == 1 and plan.mesh.pipeline == 1 and not plan.shard
     return plan.training and plan.recompute in ("always", "except-last") and is_one_stage
 

@@ -19,7 +19,7 @@ def num_parts(plan: Plan) -> int:
     has_files = model.weights != "random" if model.name.startswith("hf:") else model.weights is not None
     if plan.task is None or not has_files:
         return 1
-    return plan.mesh.pipeline * (plan.mesh.data if plan.shard else 1)
+    return plan.mesh.pipeline * (plan.num_shards if plan.shard else 1)
 
 
 def check_host_memory(model: ModelSpec, num_workers: int, num_parts: int = 1) -> None:

@@ -31,6 +31,7 @@ Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
 AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
 AXIS_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "cp": "context"}
 Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
+FSDPGather: TypeAlias = Literal["auto", "step", "microbatch"]
 ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
 Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...]
@@ -215,6 +216,11 @@ class Plan:
     stage."""
     shard: bool = False
     """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
+    fsdp_shards: int | None = None
+    """HSDP: replicas among which FSDP shards; groups of so many neighbors replicate each other. None: all replicas."""
+    fsdp_gather: FSDPGather = "auto"
+    """How often FSDP all-gathers parameters in training: once per `step`, or for each pass of each `microbatch`, which
+    needs less memory and sends more; auto: step in a pipeline, microbatch without."""
     zero: int = 0
     """ZeRO stage of replicas that hold all parameters: 1 shards optimizer states, 2 also gradients; 3 is `shard`."""
     context_attention: ContextAttention = "ring"
@@ -292,6 +298,26 @@ class Plan:
     def communicates_every_microbatch(self) -> bool:
         """Whether replicas communicate in each micro-batch: FSDP, ZeRO-2 and expert parallelism."""
         return self.shard or (self.training and self.zero == 2) or self.mesh.expert > 1
+
+    @property
+    def num_shards(self) -> int:
+        """Shards that replicas divide parameters (FSDP) or optimizer states (ZeRO) into; 1: each holds all."""
+        if self.shard:
+            return self.fsdp_shards or self.mesh.data
+        return self.mesh.data if self.zero else 1
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether FSDP gathers parameters once per step, not for each micro-batch."""
+        is_default = self.fsdp_gather == "auto" and self.mesh.pipeline > 1
+        return self.shard and self.training and (self.fsdp_gather == "step" or is_default)
+
+    @property
+    def scatters_every_microbatch(self) -> bool:
+        """Whether gradients are reduce-scattered in each micro-batch: ZeRO-2, and FSDP in a pipeline that gathers in
+        each."""
+        is_sharded = self.shard and self.num_stages > 1 and not self.gathers_once
+        return self.training and (self.zero == 2 or is_sharded)
 
     @property
     def resolved_placement(self) -> Placement:

@@ -24,6 +24,7 @@ from stagewright.user_code import is_user_defined, split_name
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
 PRECISIONS = ("float32", "bf16", "bf16-mixed", "fp16-mixed")
 CONTEXT_ATTENTIONS = ("ring", "all-to-all")
+FSDP_GATHERS = ("auto", "step", "microbatch")
 COMPILES = ("none", "stages", "units")
 BATCH_NORMS = ("plain", "deferred")
 LR_SCHEDULES = ("constant", "linear", "cosine")
@@ -249,12 +250,7 @@ def _check_features(plan: Plan) -> None:
         raise UsageError(
             "shard (FSDP) shards parameters over replicas, and there is only one: use a mesh with data=2 or more"
         )
-    if plan.shard and (plan.mesh.pipeline > 1 or not plan.training):
-        unsupported = f"a pipeline ({plan.mesh})" if plan.mesh.pipeline > 1 else "inference"
-        raise UsageError(
-            f"shard (FSDP) works for training without a pipeline, and this is {unsupported}: leave it out, "
-            "or train with data parallelism only"
-        )
+    _check_fsdp_gather(plan)
     if plan.shard and plan.mesh.expert > 1:
         raise UsageError(
             f"shard (FSDP) shards what replicas hold in common, and expert = {plan.mesh.expert} divides experts over "
@@ -286,6 +282,46 @@ def _check_features(plan: Plan) -> None:
         raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
     if not plan.training and plan.clip is not None:
         raise UsageError(f"clip = {plan.clip} is for training: leave it out, or use training = true")
+
+
+def _check_fsdp_gather(plan: Plan) -> None:
+    check_choice("fsdp_gather", plan.fsdp_gather, FSDP_GATHERS)
+    _check_fsdp_shards(plan)
+    if plan.fsdp_gather == "auto":
+        return
+    if not plan.shard:
+        raise UsageError(
+            f'fsdp_gather = "{plan.fsdp_gather}" says how often FSDP gathers parameters, and the plan has no shard '
+            "(FSDP): leave it out, or use shard = true"
+        )
+    if plan.fsdp_gather == "step" and not plan.training:
+        raise UsageError(
+            'fsdp_gather = "step" keeps parameters gathered during a training step, and inference has none: leave it '
+            "out, or leave out shard (FSDP), which gathers them for each micro-batch"
+        )
+    is_split = plan.training and plan.mesh.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
+    if plan.fsdp_gather == "microbatch" and is_split:
+        raise UsageError(
+            f'schedule {plan.schedule!r} splits the backward, inside which fsdp_gather = "microbatch" gathers '
+            'parameters: use fsdp_gather = "step", or schedule = "1f1b", "gpipe" or "interleaved"'
+        )
+
+
+def _check_fsdp_shards(plan: Plan) -> None:
+    shards, data = plan.fsdp_shards, plan.mesh.data
+    if shards is None:
+        return
+    if not plan.shard:
+        raise UsageError(
+            f"fsdp_shards = {shards} divides the replicas of FSDP into groups (HSDP), and the plan has no shard "
+            "(FSDP): leave it out, or use shard = true"
+        )
+    if shards < 2 or data % shards:
+        fits = [str(count) for count in range(2, data + 1) if data % count == 0]
+        raise UsageError(
+            f"fsdp_shards = {shards} does not divide data = {data} into groups of two or more replicas: "
+            f"use {' or '.join(fits)}"
+        )
 
 
 def _check_zero(plan: Plan) -> None:

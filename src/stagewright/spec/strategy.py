@@ -1,7 +1,9 @@
-"""Strategies as people name them: serial, data (ddp), fsdp, zero1, zero2, tensor, pipeline, expert, context, a mesh.
+"""Strategies as people name them: serial, data (ddp), fsdp, hsdp, zero1, zero2, tensor, pipeline, expert,
+context, a mesh.
 
 pp            on 4 devices ─► pipeline=4
 fsdp          on 2 devices ─► data=2, parameters sharded (FSDP, ZeRO-3)
+hsdp          on 4 devices ─► data=4, parameters sharded in two groups of 2 that replicate each other
 zero1, zero2  on 2 devices ─► data=2, optimizer states sharded; with zero2 gradients too
 ep            on 4 devices ─► data=4,expert=4: replicas that divide the experts
 dp=2,pp=2                  ─► data=2,pipeline=2
@@ -10,12 +12,24 @@ dp=2,pp=2                  ─► data=2,pipeline=2
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from stagewright.errors import UnknownName
+from stagewright.errors import UnknownName, UsageError
 from stagewright.spec.plan import AXES, AXIS_ALIASES, Mesh
 
-_ZERO_STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3}
+_ZERO_STAGES = {"zero1": 1, "zero2": 2, "fsdp": 3, "hsdp": 3}
 STRATEGIES = ("serial", *AXES, *_ZERO_STAGES, "expert", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """A strategy on a number of devices."""
+
+    mesh: Mesh
+    zero: int = 0
+    """ZeRO stage of its replicas: 3 is FSDP."""
+    fsdp_shards: int | None = None
+    """Replicas among which HSDP shards; None: all."""
 
 
 def strategy_name(text: str) -> str:
@@ -23,21 +37,36 @@ def strategy_name(text: str) -> str:
     return AXIS_ALIASES.get(text.strip(), text.strip())
 
 
-def parse_strategy(text: str, num_devices: int) -> tuple[Mesh, int]:
-    """Return the mesh of a strategy on a number of devices, and the ZeRO stage of its replicas: 3 is FSDP."""
+def parse_strategy(text: str, num_devices: int, fsdp_shards: int | None = None) -> Strategy:
+    """Return a strategy on a number of devices; ``fsdp_shards``: those of HSDP, by default half of the replicas."""
     name = strategy_name(text)
+    found = _SHARDED_AXIS.search(name)
+    sharding = found[1] if found else name if name in _ZERO_STAGES else ""
     if "=" in name:
-        stages = "|".join(_ZERO_STAGES)
-        found = re.search(rf"\b({stages})\s*=", name)
-        return Mesh.parse(re.sub(rf"\b({stages})\s*=", "data=", name)), _ZERO_STAGES[found[1]] if found else 0
-    if name not in STRATEGIES:
+        mesh = Mesh.parse(_SHARDED_AXIS.sub("data=", name))
+    elif name not in STRATEGIES:
         raise UnknownName("strategy", text, STRATEGIES, hint="(or a mesh, like data=2,pipeline=2)")
-    if name == "serial":
-        return Mesh(), 0
-    zero = _ZERO_STAGES.get(name, 0)
-    return Mesh.parse(f"{'data' if zero else name}={num_devices}"), zero
+    else:
+        mesh = Mesh() if name == "serial" else Mesh.parse(f"{'data' if sharding else name}={num_devices}")
+    if sharding == "hsdp" and fsdp_shards is None:
+        if mesh.data < 4 or mesh.data % 2:
+            raise UsageError(
+                f"hsdp shards in groups of replicas that replicate each other, and {mesh.data} replicas are not two "
+                "groups of two or more: use fsdp, or 4 replicas"
+            )
+        fsdp_shards = mesh.data // 2
+    zero = _ZERO_STAGES.get(sharding, 0)
+    return Strategy(mesh, zero, fsdp_shards if zero == 3 else None)
 
 
-def sharding_name(shard: bool, zero: int) -> str:
-    """Name what replicas shard: "FSDP", "ZeRO-1", "ZeRO-2"; "" if nothing."""
-    return "FSDP" if shard else f"ZeRO-{zero}" if zero else ""
+_SHARDED_AXIS = re.compile(rf"\b({'|'.join(_ZERO_STAGES)})\s*=")
+
+
+def sharding_name(shard: bool, zero: int, gather: str = "auto", shards: int | None = None) -> str:
+    """Name what replicas shard: "FSDP", "FSDP per step", "HSDP of 2", "ZeRO-1", "ZeRO-2"; "" if nothing."""
+    if shard:
+        return ("FSDP" if shards is None else f"HSDP of {shards}") + {
+            "step": " per step",
+            "microbatch": " per micro-batch",
+        }.get(gather, "")
+    return f"ZeRO-{zero}" if zero else ""

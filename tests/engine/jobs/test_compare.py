@@ -43,6 +43,10 @@ def on(mesh: str, **options: Any) -> Plan:
         pytest.param("data=2,pipeline=2", {"batch": 13, "microbatches": 3}, marks=pytest.mark.slow),
         pytest.param("data=2,pipeline=2", {"zero": 1, "microbatches": 4}, marks=pytest.mark.slow),
         pytest.param("data=2,pipeline=2", {"zero": 2, "microbatches": 4, "schedule": "zbv"}, marks=pytest.mark.long),
+        pytest.param("data=2,pipeline=2", {"shard": True, "microbatches": 3, "batch": 13}, marks=pytest.mark.slow),
+        pytest.param(
+            "data=2,pipeline=2", {"shard": True, "microbatches": 3, "training": False}, marks=pytest.mark.slow
+        ),
         pytest.param("data=2,tensor=2", {"zero": 2, "microbatches": 2, "clip": 0.5}, marks=pytest.mark.long),
         pytest.param("tensor=2,pipeline=2", {"microbatches": 3}, marks=pytest.mark.slow),
         pytest.param("data=2,tensor=2,pipeline=2", {"microbatches": 2, "steps": 1}, marks=pytest.mark.slow),
@@ -152,7 +156,7 @@ def test_strategies_and_bounds() -> None:
     assert [plan.microbatches for plan in plans] == [1, 1, 8, 8]
     assert [bubble_bound(plan) for plan in plans] == [1, 4, 4 * 8 / 11, 4 * 8 / 9]
     sharded = strategy_plans(replace(base, shard=True), ["serial", "data", "pipeline", "data=2,pipeline=2"], 4, 8)
-    assert [plan.shard for plan in sharded] == [False, True, False, True]  # the last is rejected, not run without FSDP
+    assert [plan.shard for plan in sharded] == [False, True, False, True]
     with pytest.raises(UsageError, match="needs 8 workers, but there are 4 devices"):
         strategy_plans(base, ["data=8"], 4, 8)
 

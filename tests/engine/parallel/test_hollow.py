@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from stagewright.spec.plan import Mesh
+
 LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("pipeline=2", {"cuts": ("transformer.h.1",)}),
     ("data=2", {"shard": True}),
+    ("data=2,pipeline=2", {"shard": True, "cuts": ("transformer.h.1",)}),
     ("tensor=2", {}),
     ("data=2", {}),
 ]
@@ -40,12 +43,12 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "options"), LAYOUTS, ids=["pipeline", "fsdp", "tensor", "ddp"])
+@pytest.mark.parametrize(("mesh", "options"), LAYOUTS, ids=["pipeline", "fsdp", "fsdp-pipeline", "tensor", "ddp"])
 def test_training_equals_that_of_a_whole_model(pool_of: Any, gpt2: str, mesh: str, options: dict[str, Any]) -> None:
     from hollow_jobs import compare_states
 
     (expected,) = pool_of(1).run("hollow_jobs:train", gpt2, "serial", False)
-    results = pool_of(2).run("hollow_jobs:train", gpt2, mesh, True, **options)
+    results = pool_of(Mesh.parse(mesh).num_workers).run("hollow_jobs:train", gpt2, mesh, True, **options)
     for result in results:
         assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5)
         assert compare_states(result["state"], expected["state"]) < 1e-4

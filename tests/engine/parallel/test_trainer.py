@@ -97,6 +97,36 @@ def test_data_and_pipeline_parallel_training_equals_the_baseline(pool_of: Any) -
         assert_same(result, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "gather", "microbatches", "name"),
+    [
+        ("1f1b", "step", 2, "small"),
+        ("1f1b", "microbatch", 2, "small"),
+        ("zbv", "step", 4, "language"),  # no dropout: micro-batches of both sides differ
+    ],
+)
+def test_fsdp_in_a_pipeline_equals_the_baseline(
+    pool_of: Any, schedule: str, gather: str, microbatches: int, name: str
+) -> None:
+    """Four workers with two replicas, and an evaluation after each step; in the last, one pipeline has no sample."""
+    more = {"sizes": (12, 12, 12, 4, 1), "name": name, "optimizer": "adamw" if name == "small" else "sgd"}
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", "1f1b", 4, **more)
+    more |= {"shard": True, "fsdp_gather": gather}
+    for result in pool_of(4).run("training_jobs:training", "data=2,pipeline=2", schedule, microbatches, **more):
+        assert_same(result, expected)
+
+
+@pytest.mark.slow
+def test_hsdp_equals_the_baseline(pool_of: Any) -> None:
+    """Two groups of two replicas, with one micro-batch each; in the last step, three replicas have no sample."""
+    sizes = (12, 12, 1)
+    (expected,) = pool_of(1).run("training_jobs:training", "serial", "1f1b", 4, sizes=sizes)
+    more = {"sizes": sizes, "shard": True, "fsdp_shards": 2}
+    for result in pool_of(4).run("training_jobs:training", "data=4", "1f1b", 1, **more):
+        assert_same(result, expected)
+
+
 def test_parallelize_in_a_user_script(tmp_path: Path) -> None:
     """``parallelize`` under torchrun, with automatic cuts, gives the losses of the plain loop."""
     script = tmp_path / "script.py"

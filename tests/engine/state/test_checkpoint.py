@@ -35,6 +35,21 @@ SMALL = {"barrier": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
         ({"mesh": "serial"}, {"mesh": "pipeline=2", "schedule": "zbv"}),  # four stages
         ({"mesh": "data=2", "microbatches": 2, "shard": True}, {"mesh": "pipeline=2"}),
         ({"mesh": "data=2", "microbatches": 2, "zero": 2}, {"mesh": "pipeline=2"}),
+        pytest.param(
+            {"mesh": "data=2,pipeline=2", "microbatches": 2, "shard": True, "fsdp_gather": "microbatch"},
+            {"mesh": "data=2,pipeline=2", "microbatches": 2, "shard": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"mesh": "data=4", "microbatches": 1, "shard": True, "fsdp_shards": 2},
+            {"mesh": "data=2,pipeline=2", "microbatches": 2, "shard": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"mesh": "pipeline=2"},
+            {"mesh": "data=2,pipeline=2", "microbatches": 2, "shard": True},
+            marks=pytest.mark.slow,
+        ),
         ({"mesh": "pipeline=2"}, {"mesh": "data=2", "microbatches": 2, "zero": 1}),
         ({"mesh": "pipeline=2", "optimizer": "sgd"}, {"mesh": "data=2", "microbatches": 2, "optimizer": "sgd"}),
         # The gradient of a key's bias is rounding only, which AdamW would amplify.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -112,6 +114,35 @@ def test_traffic_of_a_plan() -> None:
     assert found["stage 0 → 1"].gap_s == pytest.approx(0.002)
     gradients = [message for message in workload.messages if message.name.startswith("gradients")]
     assert [(message.num_bytes, message.groups) for message in gradients] == [(8000, ((0, 2),)), (8000, ((1, 3),))]
+
+
+ALL = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [("reduce-scatter", 16000, 1, ((0, 1, 2, 3),)), ("all-gather", 16000, 4, ((0, 1, 2, 3),))]),
+        (
+            {"fsdp_gather": "step"},
+            [("reduce-scatter", 16000, 1, ((0, 1, 2, 3),)), ("all-gather", 16000, 1, ((0, 1, 2, 3),))],
+        ),
+        (
+            {"fsdp_shards": 2},
+            [
+                ("reduce-scatter", 16000, 1, ((0, 1), (2, 3))),
+                ("all-gather", 16000, 4, ((0, 1), (2, 3))),
+                ("ring", 8000, 1, ((0, 2), (1, 3))),
+            ],
+        ),
+    ],
+    ids=["FSDP", "per step", "HSDP"],
+)
+def test_traffic_of_fsdp(options: dict[str, Any], expected: list[tuple[object, ...]]) -> None:
+    """Two all-gathers per micro-batch, or one per step; HSDP shards in groups and all-reduces across them."""
+    plan = Plan(model=ModelSpec(name="m"), batch=16, microbatches=2, mesh=Mesh(data=4), shard=True, **options)
+    messages = from_plan(plan, _profile(4), name="plan.toml", trials=5).messages
+    assert [(one.algorithm, one.num_bytes, one.count, one.groups) for one in messages] == expected
 
 
 def test_traffic_of_tensor_parallelism() -> None:

@@ -16,6 +16,8 @@ from stagewright.planner.costs.measure import measure_model
 from stagewright.planner.forecast import prepare_plan, profiled_size
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
+CUTS = ("vit.layers.0", "vit.layers.1", "vit.layers.2")
+
 
 @pytest.mark.parametrize(
     "fields",
@@ -55,3 +57,37 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
         assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[0], rel=0.02)
     assert run.collective_bytes[0] == counted, "the table and the events"
     assert {str(one.edge): one.num_bytes for one in forecast.links} == run.link_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mesh": Mesh(data=2), "fsdp_gather": "step"},
+        {"mesh": Mesh(data=2), "training": False},
+        {"mesh": Mesh(data=2), "recompute": "always"},
+        {"mesh": Mesh(data=4), "fsdp_shards": 2, "microbatches": 2},
+        {"mesh": Mesh(data=2, pipeline=2)},
+        {"mesh": Mesh(data=2, pipeline=2), "recompute": "always"},
+        {"mesh": Mesh(data=2, pipeline=2), "schedule": "zbv", "cuts": CUTS},
+        {"mesh": Mesh(data=2, pipeline=2), "fsdp_gather": "microbatch"},
+        {"mesh": Mesh(data=2, pipeline=2), "training": False},
+    ],
+    ids=lambda fields: "-".join(str(value) for key, value in fields.items() if key != "cuts"),
+)
+def test_fsdp_bytes_and_memory(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Parameters gathered once per step or in each pass, in training and inference, with and without a pipeline."""
+    options = {"cuts": CUTS[1:2] if fields["mesh"].pipeline > 1 else (), **fields}
+    devices = default_devices(fields["mesh"].num_workers, share=True)
+    common = {"batch": 8, "microbatches": 4, "steps": 1, "warmup": 0, "devices": devices, "shard": True}
+    plan = Plan(model=ModelSpec(name="digits-vit"), **{**common, **options})
+    run = run_plan(plan, tmp_path)
+    assert run.equal
+    measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)
+    forecast = prepare_plan(plan, measured, cluster_of(plan.mesh.num_workers)).forecast()
+    for worker in range(plan.mesh.pipeline):
+        found = {one.axis: one.num_bytes for one in forecast.collectives if one.worker == worker}
+        assert found["data"] == pytest.approx(run.collective_bytes[worker]["data"], rel=0.02)
+        memory = forecast.workers[worker].memory
+        assert memory.optimizer_bytes == pytest.approx(run.memory[worker].optimizer, rel=0.02)
+        assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[worker], rel=0.03)

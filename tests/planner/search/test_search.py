@@ -18,6 +18,7 @@ from stagewright.partition.split import split
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.search import search as searching
 from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s, memory_overflow
+from stagewright.planner.search.choices import SearchSpace, enumerate_plans
 from stagewright.planner.search.search import search
 from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
@@ -46,15 +47,15 @@ def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[P
     for data, tensor, pipeline in itertools.product(sizes, sizes, sizes):
         if data * tensor * pipeline != count or tensor not in source.tensors:
             continue
-        for chunks, schedule, recompute, shard in itertools.product(
-            (1, 2, 4, 8), SCHEDULES, ("none", "always"), (False, True)
+        for chunks, schedule, recompute, shard, gather in itertools.product(
+            (1, 2, 4, 8), SCHEDULES, ("none", "always"), (False, True), ("auto", "microbatch")
         ):
             if pipeline == 1 and schedule != "1f1b":
                 continue  # the same as 1f1b
             if SCHEDULES[schedule].splits_backward and recompute != "none":
                 continue
-            if pipeline > 1 and shard:
-                continue
+            if gather != "auto" and (pipeline == 1 or not shard):
+                continue  # the same as auto
             plan = replace(
                 base,
                 mesh=Mesh(data=data, tensor=tensor, pipeline=pipeline),
@@ -62,6 +63,7 @@ def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[P
                 schedule=schedule,
                 recompute=recompute,
                 shard=shard,
+                fsdp_gather=gather,
             )
             try:
                 check_plan(plan)
@@ -89,7 +91,7 @@ def best_cuts(source: MadeSource, cluster: Cluster, plan: Plan) -> tuple[str, ..
 
 
 def described(plan: Plan) -> tuple[Any, ...]:
-    return plan.mesh, plan.microbatches, plan.schedule, plan.recompute, plan.shard
+    return plan.mesh, plan.microbatches, plan.schedule, plan.recompute, plan.shard, plan.fsdp_gather
 
 
 def quick_search(
@@ -206,7 +208,7 @@ def test_the_bound_is_the_forecast_where_nothing_is_lost() -> None:
     schedule=st.sampled_from(sorted(SCHEDULES)),
     recompute=st.sampled_from(["none", "always", "except-last"]),
     optimizer=st.sampled_from([OptimizerSpec(), OptimizerSpec(momentum=0.9), OptimizerSpec(name="adamw")]),
-    shard=st.booleans(),
+    shard=st.sampled_from([None, "step", "microbatch"]),
     memory=st.integers(500, 12_000),
 )
 def test_what_is_refused_early_does_not_fit(
@@ -217,9 +219,10 @@ def test_what_is_refused_early_does_not_fit(
     schedule: str,
     recompute: str,
     optimizer: OptimizerSpec,
-    shard: bool,
+    shard: str | None,
     memory: int,
 ) -> None:
+    is_sharded = shard is not None and data > 1
     costs = make_costs(
         profile_of(random_units(8, seed)),
         mesh=Mesh(data=data, pipeline=p),
@@ -227,7 +230,8 @@ def test_what_is_refused_early_does_not_fit(
         schedule=schedule if p > 1 else "1f1b",
         recompute="none" if SCHEDULES[schedule].splits_backward else recompute,
         optimizer=optimizer,
-        shard=shard and data > 1 and p == 1,
+        shard=is_sharded,
+        fsdp_gather=shard if is_sharded and not SCHEDULES[schedule].splits_backward else "auto",
         cluster=cluster_of(p * data, memory_bytes=memory),
     )
     if memory_overflow(costs) is not None:
@@ -443,3 +447,14 @@ def test_counts() -> None:
     assert found.num_plans == len(tried)
     assert found.num_unfit == sum(not one.fits for _, one in tried)
     assert len(found.best) == found.num_plans - found.num_unfit
+
+
+def test_hsdp_shards_inside_hosts() -> None:
+    """Two hosts of two devices: replicas shard with those of their host, or with all."""
+    space = SearchSpace(
+        schedules=("1f1b",), recomputes=("none",), shards=(True,), zeros=(0,), codecs=("none",), max_tensor=1,
+        devices_per_host=2,
+    )  # fmt: skip
+    plans = [plan for plan, _ in enumerate_plans(plan_of(batch=BATCH), MadeSource(units=random_units(6, 0)), 4, space)]
+    assert {plan.fsdp_shards for plan in plans if plan.mesh == Mesh(data=4)} == {None, 2}
+    assert {plan.fsdp_shards for plan in plans if plan.mesh == Mesh(data=2, pipeline=2)} == {None}

@@ -26,7 +26,7 @@ def compare(
         list[str] | None,
         opt.run_option(
             metavar="NAMES|MESH",
-            help="Strategy; serial, data (dp, ddp), fsdp, zero1, zero2, tensor (tp), pipeline (pp), expert (ep), "
+            help="Strategy; serial, data (dp, ddp), fsdp, hsdp, zero1, zero2, tensor (tp), pipeline (pp), expert (ep), "
             "context (cp), with commas, or a mesh: dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
         ),
     ] = None,
@@ -38,6 +38,8 @@ def compare(
     cut: opt.Cut = None,
     recompute: opt.Recompute = "none",
     shard: opt.Shard = False,
+    fsdp_shards: opt.FSDPShards = None,
+    fsdp_gather: opt.FSDPGather = "auto",
     zero: opt.Zero = 0,
     context_attention: opt.ContextAttention = "ring",
     optimizer: opt.Optimizer = DEFAULT_OPTIMIZER,
@@ -99,6 +101,8 @@ def compare(
         units=units,
         recompute=recompute,
         shard=shard,
+        fsdp_shards=fsdp_shards,
+        fsdp_gather=fsdp_gather,
         zero=zero,
         context_attention=context_attention,
         codec=codec,

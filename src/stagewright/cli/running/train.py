@@ -15,7 +15,7 @@ from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
-from stagewright.spec.plan_rules import BATCH_NORMS, LR_SCHEDULES, RECOMPUTES
+from stagewright.spec.plan_rules import BATCH_NORMS, FSDP_GATHERS, LR_SCHEDULES, RECOMPUTES
 from stagewright.user_code import check_module
 from stagewright.zoo import tasks
 from stagewright.zoo.validation import check_name
@@ -47,6 +47,10 @@ class PlanOptions:
         str | None, opt.run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")
     ] = None
     shard: opt.Shard = False
+    fsdp_shards: Annotated[int | None, opt.run_option("--fsdp-shards", min=2, hidden=True)] = None
+    fsdp_gather: Annotated[
+        str | None, opt.choice("fsdp_gather", FSDP_GATHERS, opt.run_option, "--fsdp-gather", hidden=True)
+    ] = None
     zero: Annotated[int, opt.run_option("--zero", min=0, max=2, hidden=True)] = 0  # in help as --strategy zero2
     precision: opt.Precision = None
     compile: opt.Compile = None

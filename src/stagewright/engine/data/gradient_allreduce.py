@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from stagewright.engine.worker.recorder import recorder
 
@@ -27,18 +28,21 @@ BUCKET_BYTES = 8 << 20  # large enough to saturate a link, small enough to start
 
 
 def tied_weight_holders(
-    parameters_of_stages: Sequence[Iterable[nn.Parameter]], stage_workers: Sequence[int]
-) -> dict[int, tuple[int, ...]]:
-    """Return the workers that hold each tied weight, by its identity: parameters of several pipeline workers."""
-    holders: dict[int, set[int]] = {}
-    for worker, parameters in zip(stage_workers, parameters_of_stages, strict=True):
-        for parameter in parameters:
-            holders.setdefault(id(parameter), set()).add(worker)
-    return {identity: tuple(sorted(workers)) for identity, workers in holders.items() if len(workers) > 1}
+    names_of_stages: Sequence[Iterable[str]], stage_workers: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Return the workers that hold each tied weight, by its name: parameters of several pipeline workers."""
+    holders: dict[str, set[int]] = {}
+    for worker, names in zip(stage_workers, names_of_stages, strict=True):
+        for name in names:
+            holders.setdefault(name, set()).add(worker)
+    return {name: tuple(sorted(workers)) for name, workers in holders.items() if len(workers) > 1}
 
 
 def all_reduce_tied(tied: Iterable[tuple[nn.Parameter, Any]]) -> int:
-    """Sum the gradients of tied weights over the process groups of their holders; return the payload bytes."""
+    """Sum the gradients of tied weights over the process groups of their holders; return the payload bytes.
+
+    Holders of one weight have the same shard of it.
+    """
     num_bytes = 0
     for parameter, group in tied:
         start = recorder.now()
@@ -48,10 +52,11 @@ def all_reduce_tied(tied: Iterable[tuple[nn.Parameter, Any]]) -> int:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if parameter.numel():  # a shard may be empty
-            dist.all_reduce(parameter.grad, group=group)
-        recorder.add("collective", start, num_bytes=parameter.grad.nbytes, note="tied")
-        num_bytes += parameter.grad.nbytes
+        gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        if gradient.numel():  # a shard may be empty
+            dist.all_reduce(gradient, group=group)
+        recorder.add("collective", start, num_bytes=gradient.nbytes, note="tied")
+        num_bytes += gradient.nbytes
     return num_bytes
 
 

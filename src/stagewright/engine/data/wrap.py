@@ -1,7 +1,8 @@
-"""Data parallelism for one stage per worker: each replica computes some samples, gradients are summed over replicas.
+"""Data parallelism: each replica computes some samples, gradients are summed over replicas.
 
     DDPReplica     DistributedDataParallel: gradient buckets, all-reduced during backward
     FSDPReplica    FSDP2: parameters, gradients and optimizer states sharded; parameters all-gathered unit by unit
+    wrap_stages    FSDP2 for the stages of a pipeline, and for inference
     (ZeRO-1 and ZeRO-2 need no wrapper: see ``zero``)
 
 A loss must be weighted by its share of the global batch (n_i / B), as everywhere in the engine. So gradients are
@@ -21,7 +22,7 @@ buffers are local to a replica; those of replica 0 are saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ from stagewright.engine.batch.batch_norm import find_tracked_norms
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.ddp import DDPReplica
 from stagewright.engine.data.fsdp import FSDPReplica
+from stagewright.engine.data.fsdp_step import StepFSDPReplica
 from stagewright.engine.data.gradient_allreduce import BUCKET_BYTES
+from stagewright.engine.data.hsdp import ShardGroups
 from stagewright.engine.tensor.axis import process_group_of
 from stagewright.engine.worker.broadcast import broadcast
 from stagewright.errors import UsageError
@@ -49,6 +52,8 @@ def wrap_data_parallel(
     average_batch_norm: bool = True,
     read_weights: Callable[[nn.Module], None] | None = None,
     divided: Container[int] = (),
+    groups: ShardGroups | None = None,
+    on_change: Callable[[], None] = lambda: None,
 ) -> DataParallelReplica:
     """Make this worker's module one replica of the data axis, a process group or a one-dimensional device mesh.
 
@@ -57,7 +62,8 @@ def wrap_data_parallel(
     rest; create optimizers afterwards, from ``parameters()`` of the result. ``average_batch_norm=False`` leaves
     running statistics to deferred mode. ``read_weights``: with FSDP2, read the parameters of a unit before it is
     sharded, instead of receiving them. ``divided``: identities of parameters that replicas do not have in common, such
-    as those of experts; they are left alone.
+    as those of experts; they are left alone. ``groups``: with HSDP, the groups within which FSDP2 shards.
+    ``on_change``: see ``ShardedReplica``.
     """
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes must be 1 or more, not {bucket_bytes}")
@@ -68,9 +74,79 @@ def wrap_data_parallel(
     norms = find_tracked_norms(module) if average_batch_norm else []
     if not shard:
         return DDPReplica(module, group, norms, bucket_bytes, divided)
-    if not isinstance(axis, DeviceMesh):
-        axis = DeviceMesh.from_group(group, device.type, mesh_dim_names=("data",))
-    return FSDPReplica(module, group, norms, axis, units, device, read_weights)
+    mesh, replicate = _mesh_of(axis, device, groups), groups and groups.replicate
+    return FSDPReplica(
+        module, group, norms, mesh, units, device, read_weights, replicate=replicate, on_change=on_change
+    )
+
+
+class FSDPStages(DataParallelReplica):
+    """The stages of a worker, each an FSDP2 module of its own, gathered for each pass of each micro-batch."""
+
+    def __init__(self, module: nn.Module, group: Any) -> None:
+        super().__init__(module, group, [])
+        self.replicas: dict[int, FSDPReplica] = {}
+        """The replicas through which the forwards of these stages must run, by stage."""
+
+    def gathered_parameters(self) -> list[nn.Parameter]:
+        """Return the full parameters of all stages; see ``ShardedReplica``."""
+        return [parameter for replica in self.replicas.values() for parameter in replica.gathered_parameters()]
+
+    def synchronize(self, weight: float) -> None:
+        for replica in self.replicas.values():
+            replica.synchronize(weight)
+
+
+def wrap_stages(
+    stages: Mapping[int, nn.Module],
+    axis: Any,
+    *,
+    device: torch.device,
+    units: Iterable[nn.Module],
+    every_microbatch: bool,
+    average_batch_norm: bool = True,
+    read_weights: Callable[[nn.Module], None] | None = None,
+    on_change: Callable[[], None] = lambda: None,
+    groups: ShardGroups | None = None,
+) -> FSDPStages | StepFSDPReplica:
+    """Shard the parameters of a worker's stages over the replicas with FSDP2.
+
+    ``every_microbatch``: gather them for each pass of each micro-batch instead of once per step. The others: see
+    ``wrap_data_parallel``.
+    """
+    group, mesh, replicate = process_group_of(axis), _mesh_of(axis, device, groups), groups and groups.replicate
+    together = nn.ModuleList(stages.values())
+    received = together.buffers() if read_weights is not None else (*together.parameters(), *together.buffers())
+    broadcast_from_first(received, group, device)
+    if not every_microbatch:
+        norms = find_tracked_norms(together) if average_batch_norm else []
+        return StepFSDPReplica(
+            stages, group, norms, mesh, units, device, read_weights, on_change=on_change, replicate=replicate
+        )
+    result, units = FSDPStages(together, group), list(units)
+    for index, stage in stages.items():
+        inside = set(stage.modules())
+        result.replicas[index] = FSDPReplica(
+            stage,
+            group,
+            find_tracked_norms(stage) if average_batch_norm else [],
+            mesh,
+            [unit for unit in units if unit in inside],
+            device,
+            read_weights,
+            every_microbatch=True,
+            counter=result,
+            replicate=replicate,
+            on_change=on_change,
+        )
+    return result
+
+
+def _mesh_of(axis: Any, device: torch.device, groups: ShardGroups | None) -> DeviceMesh:
+    """Return the device mesh along which FSDP2 shards."""
+    if groups is None and isinstance(axis, DeviceMesh):
+        return axis
+    return DeviceMesh.from_group(axis if groups is None else groups.shard, device.type, mesh_dim_names=("data",))
 
 
 def broadcast_from_first(tensors: Iterable[torch.Tensor], group: Any, device: torch.device) -> None:

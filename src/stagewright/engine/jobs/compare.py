@@ -32,13 +32,15 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
     """Make one plan per strategy: a name (serial, data, zero1, fsdp, tensor, pipeline) or a mesh: ``dp=2,pp=2``."""
     plans = []
     for text in strategies:
-        mesh, zero = parse_strategy(text, num_devices)
+        strategy = parse_strategy(text, num_devices, base.fsdp_shards)
+        mesh, zero = strategy.mesh, strategy.zero
         if mesh.num_workers > num_devices:
             raise UsageError(
                 f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
                 f"use --devices {mesh.num_workers}"
             )
         is_pipeline = mesh.pipeline > 1
+        shard = zero == 3 or (base.shard and mesh.data > 1 and not zero)
         plans.append(
             replace(
                 base,
@@ -49,7 +51,9 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 stages=base.stages if is_pipeline else None,
                 cuts=base.cuts if is_pipeline else (),
                 placement=base.placement if is_pipeline else "auto",
-                shard=zero == 3 or (base.shard and mesh.data > 1 and not zero),
+                shard=shard,
+                fsdp_shards=(strategy.fsdp_shards or base.fsdp_shards) if shard else None,
+                fsdp_gather=base.fsdp_gather if shard else "auto",
                 zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,

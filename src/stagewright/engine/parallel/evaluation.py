@@ -17,6 +17,7 @@ from torch import nn
 
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.splitter import ReplicaShare
+from stagewright.engine.data.fsdp_step import StepFSDPReplica
 from stagewright.engine.parallel.model import cut_indices
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.parallel.step_runner import ActivityHooks, StepRunner
@@ -67,8 +68,12 @@ class Evaluator:
         self._variants = ShapeVariants(graph, cuts, part.variants.hollow)
         self._variants.follow(stages)
         if plan.shard and plan.mesh.data > 1:
-            ((index, stage),) = stages.items()
-            stages = {index: _InsideFSDP(part.stages[index], stage)}  # type: ignore[dict-item]
+            axis = runner.sync.data_axis
+            gathered = axis if isinstance(axis, StepFSDPReplica) else None
+            stages = {
+                index: _InsideFSDP(part.stages[index], stage, gathered, index)  # type: ignore[misc]
+                for index, stage in stages.items()
+            }
         config = replace(runner.config, links=self._variants.links, unflatten=graph.unflatten)
         self._executor = PipelineExecutor(stages, config, runner.context, ActivityHooks(runner, self._variants.links))
 
@@ -116,10 +121,12 @@ class Evaluator:
 class _InsideFSDP(nn.Module):
     """Runs an evaluation stage while FSDP has gathered the training stage's parameters."""
 
-    def __init__(self, training: Stage, evaluation: Stage) -> None:
+    def __init__(self, training: Stage, evaluation: Stage, gathered: StepFSDPReplica | None, index: int) -> None:
+        """``gathered``: the replica that gathers the stage ``index``, unless the stage does so itself."""
         super().__init__()
         self._training = [training]  # in a list, so that they are no submodules
         self._evaluation = [evaluation]
+        self._gathered, self._index = gathered, index
         self.variant = 0
 
     def forward(self, *inputs: Any) -> Any:
@@ -135,6 +142,12 @@ class _InsideFSDP(nn.Module):
                         module._parameters[name] = holder._parameters[name]
             return evaluation(*values)
 
+        if self._gathered is not None:
+            self._gathered.gather(self._index)
+            try:
+                return run(training, *inputs)
+            finally:
+                self._gathered.reshard()
         original_run, training._run = training._run, run
         try:
             return training(*inputs)

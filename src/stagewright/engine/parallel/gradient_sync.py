@@ -2,6 +2,7 @@
 
 one stage per replica     DistributedDataParallel or FSDP2 wraps the stage
 several stages            GradientAllReduce, bucketed and overlapped with backward
+several stages, FSDP2     FSDPStages or StepFSDPReplica
 ZeRO-1, ZeRO-2            GradientReduceScatter, and an all-gather of the parameters after the optimizer step
 tied weights              GradientAllReduce over the workers that hold them
 divided sequences         all-reduce of the gradients of blocks over the context axis
@@ -10,6 +11,7 @@ experts                   ExpertGradientSync over the replicas that hold the sam
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,9 +23,13 @@ from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_
 from stagewright.engine.context.gradients import sum_gradients
 from stagewright.engine.data.clipping import GradientClipper
 from stagewright.engine.data.data_parallel import DataParallelReplica
+from stagewright.engine.data.ddp import DDPReplica
+from stagewright.engine.data.fsdp import FSDPReplica
 from stagewright.engine.data.gradient_allreduce import GradientAllReduce, tied_weight_holders
+from stagewright.engine.data.hsdp import ShardGroups, make_shard_groups
 from stagewright.engine.data.parameter_shards import ParameterShards
-from stagewright.engine.data.wrap import broadcast_from_first, wrap_data_parallel
+from stagewright.engine.data.sharded_replica import ShardedReplica
+from stagewright.engine.data.wrap import FSDPStages, broadcast_from_first, wrap_data_parallel, wrap_stages
 from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.expert.gradients import ExpertGradientSync
 from stagewright.engine.parallel.model_part import ModelPart
@@ -43,10 +49,15 @@ class GradientSync:
         self._norms = DeferredBatchNorm(part.module) if plan.batch_norm == "deferred" and plan.training else None
         if self._norms is not None:
             self._norms.install(compiled=plan.compile != "none")
+        self._shard_groups: ShardGroups | None = None
+        if plan.shard and plan.num_shards < plan.mesh.data:
+            self._shard_groups = make_shard_groups(plan.mesh, part.context.rank, plan.num_shards)
         with part.memory.explain_oom():
             self.data_axis = self._make_data_axis()
         """The data-parallel replica; None with one replica."""
-        self._tied = tied_weight_holders(part.stage_parameters, part.stage_workers)
+        if isinstance(self.data_axis, ShardedReplica | FSDPStages):
+            part.memory.follow_parameters(self.data_axis.gathered_parameters)
+        self._tied = tied_weight_holders(part.stage_names, part.stage_workers)
         self.all_reduce: GradientAllReduce | GradientReduceScatter | None = None
         if plan.training:
             self.all_reduce = self._make_reduce_scatter() if plan.zero else self._make_all_reduce()
@@ -56,14 +67,18 @@ class GradientSync:
         """Bytes that the last step all-reduced over replicas (``data``) and holders of tied weights (``tied``)."""
 
     @property
-    def wrapper(self) -> DataParallelReplica | None:
-        """The DDP or FSDP wrapper through which forwards must run, if any."""
+    def wrappers(self) -> Mapping[int, DataParallelReplica]:
+        """The DDP and FSDP wrappers through which the forwards of these stages must run, by stage."""
         plan = self._part.plan
-        is_wrapped = len(self._part.stage_workers) == 1 and plan.training and not plan.zero
-        return self.data_axis if is_wrapped else None
+        if isinstance(self.data_axis, FSDPStages):
+            return self.data_axis.replicas if plan.training else {}
+        is_wrapped = isinstance(self.data_axis, DDPReplica | FSDPReplica)
+        return dict.fromkeys(self._part.stages, self.data_axis) if is_wrapped and self.data_axis else {}
 
     def finish_step(self, weight: float) -> None:
         """Finish the gradient all-reduces and batch norm statistics; ``weight``: this replica's share of the batch."""
+        if self.data_axis is not None and self._part.plan.shard:
+            self.data_axis.synchronize(weight)  # tied weights need complete gradients of the shards
         sent = {} if self.all_reduce is None else self.all_reduce.finish()
         if self._experts is not None:
             sent["data"] = sent.get("data", 0) + self._experts.finish()
@@ -73,7 +88,7 @@ class GradientSync:
         if self._norms is not None:
             has_replicas = self._part.context.data_group is not None
             self._norms.finish_step(self._all_reduce_statistics if has_replicas else None, is_counted=weight > 0)
-        if self.data_axis is not None:
+        if self.data_axis is not None and not self._part.plan.shard:
             self.data_axis.synchronize(weight)
 
     def gather_parameters(self) -> None:
@@ -82,11 +97,13 @@ class GradientSync:
             self.all_reduce.gather_parameters()
 
     def _make_data_axis(self) -> DataParallelReplica | None:
-        """Wrap a replica of one stage in DDP or FSDP; for several stages, only average batch norm statistics."""
+        """Wrap a replica of one stage in DDP or FSDP, several stages in FSDP; else only average batch norms."""
         part, plan, context = self._part, self._part.plan, self._part.context
         if plan.mesh.data == 1:
             return None
         averages = self._norms is None
+        if plan.shard and (len(part.stage_workers) > 1 or not plan.training or plan.gathers_once):
+            return self._shard_stages(averages)
         if len(part.stage_workers) == 1 and plan.training and not plan.zero:
             (stage,) = part.stages.values()
             return wrap_data_parallel(
@@ -98,10 +115,8 @@ class GradientSync:
                 average_batch_norm=averages,
                 read_weights=part.read_weights if part.model.weights is not None and plan.shard else None,
                 divided=part.expert_parameters,
-            )
-        if plan.shard:
-            raise UsageError(
-                "shard = true divides the parameters of replicas with one stage; it can't be used with a pipeline"
+                groups=self._shard_groups,
+                on_change=part.memory.update,
             )
         if plan.zero:
             tensors = (*part.module.parameters(), *part.module.buffers())
@@ -109,20 +124,36 @@ class GradientSync:
         norms = find_tracked_norms(part.module) if averages else []
         return DataParallelReplica(part.module, context.data_group, norms)
 
+    def _shard_stages(self, averages: bool) -> DataParallelReplica:
+        """Shard the parameters of the stages of a pipeline, or of a model for inference."""
+        part, plan, context = self._part, self._part.plan, self._part.context
+        if not plan.gathers_once:
+            _check_shared(part)
+        return wrap_stages(
+            part.stages,
+            context.data_group,
+            device=context.torch_device,
+            units=part.graph.fsdp_units(),
+            every_microbatch=not plan.gathers_once,
+            average_batch_norm=averages and plan.training,
+            read_weights=part.read_weights if part.model.weights is not None else None,
+            on_change=part.memory.update,
+            groups=self._shard_groups,
+        )
+
     def _make_all_reduce(self) -> GradientAllReduce | None:
         """Make the all-reduces over replicas of a pipeline and over the holders of tied weights."""
         part, context = self._part, self._part.context
         tied = self._tied_groups()
         has_pipeline = len(part.stage_workers) > 1
-        if not tied and not (has_pipeline and part.plan.mesh.data > 1):
+        data_group = context.data_group if has_pipeline and not part.plan.shard else None
+        if not tied and data_group is None:
             return None
         parameters = {
             index: [value for value in part.stage_parameters[index] if id(value) not in part.expert_parameters]
             for index in part.stages
         }
-        return GradientAllReduce(
-            parameters, data_group=context.data_group if has_pipeline else None, tied=tied, overlap=self._can_overlap
-        )
+        return GradientAllReduce(parameters, data_group=data_group, tied=tied, overlap=self._can_overlap)
 
     def _make_expert_sync(self) -> ExpertGradientSync:
         """Make the all-reduce of experts' gradients over the replicas that hold the same experts."""
@@ -157,10 +188,10 @@ class GradientSync:
     def _tied_groups(self) -> list[tuple[nn.Parameter, Any]]:
         """Return this worker's tied weights, each with the process group of its holders."""
         context, mesh = self._part.context, self._part.plan.mesh
-        parameters = {id(parameter): parameter for stage in self._part.stage_parameters for parameter in stage}
+        parameters = self._part.trainable_parameters()
         tied: list[tuple[nn.Parameter, Any]] = []
         groups: dict[tuple[int, ...], Any] = {}
-        for identity, workers in self._tied.items():
+        for name, workers in self._tied.items():
             if workers not in groups:  # every worker of the world creates every group, in the same order
                 for data in range(mesh.data):
                     for tensor in range(mesh.size("tensor")):
@@ -170,7 +201,7 @@ class GradientSync:
                         if (data, tensor) == (context.data, context.tensor):
                             groups[workers] = group
             if context.pipeline in workers:
-                tied.append((parameters[identity], groups[workers]))
+                tied.append((parameters[name], groups[workers]))
         return tied
 
     def _make_clipper(self, limit: float) -> GradientClipper:
@@ -180,10 +211,10 @@ class GradientSync:
 
         def counts(name: str, parameter: nn.Parameter) -> bool:
             full = trained[name]
-            is_first_holder = self._tied.get(id(full), (context.pipeline,))[0] == context.pipeline
+            is_first_holder = self._tied.get(name, (context.pipeline,))[0] == context.pipeline
             holder = context.data // context.mesh.expert if id(full) in part.expert_parameters else context.data
             is_sharded = isinstance(parameter, DTensor) or (part.plan.zero > 0 and parameter.ndim > 0)
-            of_replica = holder == 0 or is_sharded
+            of_replica = holder == 0 or (is_sharded and holder < part.plan.num_shards)
             return is_first_holder and of_replica and (context.tensor == 0 or name in layouts)
 
         stepped = part.optimizer_parameters()
@@ -200,3 +231,17 @@ class GradientSync:
         start = recorder.now()
         dist.all_reduce(sums, group=self._part.context.data_group)
         recorder.add("collective", start, num_bytes=sums.nbytes, note="data")
+
+
+def _check_shared(part: ModelPart) -> None:
+    """Refuse a parameter that two stages of this worker hold: gathered separately, it would be two parameters."""
+    for index, stage in part.stages.items():
+        own = set(map(id, stage.parameters()))
+        for later in (other for other in part.stages if other > index):
+            names = part.parameter_names()
+            both = [names[id(value)] for value in part.stages[later].parameters() if id(value) in own]
+            if both:
+                raise UsageError(
+                    f'fsdp_gather = "microbatch" gathers each stage separately, but stages {index} and {later} on one '
+                    f'worker share {both[0]}: use fsdp_gather = "step", or a schedule that puts them on two workers'
+                )

@@ -96,6 +96,8 @@ class ModelPart:
         """For each model input, whether the first stage changes it in place."""
         self.stage_parameters = [_trainable(stage) for stage in all_stages]
         """The trainable parameters of every stage, of other workers too."""
+        self.stage_names = [self._trainable_names(stage) for stage in all_stages]
+        """Their names in the model."""
         self.module = nn.ModuleList(self.stages.values())
         self.shards: ParameterShards | None = None
         """This replica's shards of the parameters, with ZeRO."""
@@ -153,6 +155,11 @@ class ModelPart:
             for name, parameter in stage.named_parameters(remove_duplicate=False):
                 names.setdefault(id(parameter), self._first_names.get(name, name))
         return names
+
+    def _trainable_names(self, stage: Stage) -> list[str]:
+        named = stage.named_parameters(remove_duplicate=False)
+        names = [self._first_names.get(name, name) for name, parameter in named if parameter.requires_grad]
+        return list(dict.fromkeys(names))
 
     def read_weights(self, module: nn.Module) -> None:
         """Read the parameters of a module of this part, if the model was loaded without."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.precision import autocast_of
@@ -27,6 +28,8 @@ from stagewright.engine.batch.random_key import (
     set_key,
 )
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, move_microbatch
+from stagewright.engine.data.data_parallel import DataParallelReplica
+from stagewright.engine.data.fsdp_step import StepFSDPReplica
 from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
 from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.parallel.compilation import compile_part
@@ -83,7 +86,7 @@ class StepRunner:
             links=self.part.links,
             codecs=self.codecs,
             unflatten=self.part.graph.unflatten,
-            loss=model.loss if self.sync.wrapper is None else keep_loss_differentiable(model.loss),
+            loss=keep_loss_differentiable(model.loss) if self.sync.wrappers else model.loss,
             autocast=functools.partial(autocast_of, plan, context.torch_device),
             whole_backward=self.part.compile_mode != "none",
             loss_scale=lambda: 1.0 if self.scaler is None else self.scaler.scale,
@@ -213,7 +216,9 @@ class TrainingHooks(ActivityHooks):
     def __init__(self, runner: StepRunner) -> None:
         super().__init__(runner, runner.part.links)
         self._keys: list[RandomKey] = []
-        self._wrapper, self._all_reduce = runner.sync.wrapper, runner.sync.all_reduce
+        self._wrappers, self._all_reduce = runner.sync.wrappers, runner.sync.all_reduce
+        axis = runner.sync.data_axis
+        self._gathered = axis if isinstance(axis, StepFSDPReplica) else None
         self.forwards: dict[int, StageForward] = {}
         for index, stage in runner.part.stages.items():
             key_stage(stage)
@@ -224,13 +229,13 @@ class TrainingHooks(ActivityHooks):
                     index=index,
                     num_microbatches=runner.plan.microbatches,
                     recompute_context=runner.memory.forward,
-                    wrapper=self._wrapper,
+                    wrapper=self._wrappers.get(index),
                 )
-            elif self._wrapper is not None:
-                self.forwards[index] = self._run_wrapper
+            elif index in self._wrappers:
+                self.forwards[index] = functools.partial(_run_wrapper, self._wrappers[index])
 
     def begin_step(self, microbatches: list[MicroBatch]) -> None:
-        """Set the random keys and the number of micro-batches of a step."""
+        """Set the random keys and the number of micro-batches of a step; gather parameters that stay for a step."""
         runner = self._runner
         self._keys = [
             make_key(
@@ -244,6 +249,10 @@ class TrainingHooks(ActivityHooks):
         for forward in self.forwards.values():
             if isinstance(forward, CheckpointedForward):
                 forward.num_microbatches = len(microbatches)
+        if self._gathered is not None:
+            activity.begin("all-gather", step=runner.step_number)
+            runner.memory.note("all-gather")
+            self._gathered.gather()
 
     def action_context(self, action: Action) -> AbstractContextManager[Any]:
         """Set the random key, track saved activations, and accumulate gradients without exchanging them."""
@@ -254,11 +263,12 @@ class TrainingHooks(ActivityHooks):
         zero = self._all_reduce if isinstance(self._all_reduce, GradientReduceScatter) else None
         if zero is not None and action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
             return zero.backward(action.stage)
-        if self._wrapper is None or action.microbatch == len(self._keys) - 1:
+        wrapper = self._wrappers.get(action.stage)
+        if wrapper is None or action.microbatch == len(self._keys) - 1:
             return memory_context
         stack = ExitStack()
         stack.enter_context(memory_context)
-        stack.enter_context(self._wrapper.accumulate())
+        stack.enter_context(wrapper.accumulate())
         return stack
 
     def on_last_backward(self, stage: int) -> None:
@@ -268,9 +278,15 @@ class TrainingHooks(ActivityHooks):
 
     def on_stage_done(self, stage: int) -> None:
         """Start the gradient all-reduces of a stage."""
+        if self._gathered is not None:
+            self._gathered.stage_done(stage)
         if self._all_reduce is not None:
             self._all_reduce.stage_done(stage)
 
-    def _run_wrapper(self, inputs: tuple[Any, ...], microbatch: int) -> tuple[Any, ...]:
-        assert self._wrapper is not None
-        return self._wrapper(*inputs)  # type: ignore[no-any-return]
+    def trained_parameters(self, stage: int) -> Sequence[nn.Parameter] | None:
+        """Return the gathered parameters of a stage, if FSDP gathers them for a step."""
+        return None if self._gathered is None else self._gathered.trained_parameters(stage)
+
+
+def _run_wrapper(wrapper: DataParallelReplica, inputs: tuple[Any, ...], microbatch: int) -> tuple[Any, ...]:
+    return wrapper(*inputs)  # type: ignore[no-any-return]

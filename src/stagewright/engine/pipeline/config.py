@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from stagewright.engine.pipeline.link_codec import LinkCodecs
 from stagewright.engine.pipeline.links import Links
@@ -54,6 +55,10 @@ class PipelineHooks:
     def action_context(self, action: Action) -> AbstractContextManager[Any]:
         """Return a context to run an action in."""
         return nullcontext()
+
+    def trained_parameters(self, stage: int) -> Sequence[nn.Parameter] | None:
+        """Return the trainable parameters of a stage during a step; None: those that it always has."""
+        return None
 
     def on_last_backward(self, stage: int) -> None:
         """Run before the last unsplit backward of a stage in a step."""

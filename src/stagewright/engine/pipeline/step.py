@@ -129,7 +129,7 @@ class PipelineStep:
             elif action.kind is Kind.BACKWARD_WEIGHT:
                 state = self.backward_states.pop((action.stage, action.microbatch))
                 start = recorder.now()
-                run_weight_backward(state, self.worker.parameters[action.stage])
+                run_weight_backward(state, self._trained_parameters(action.stage))
                 recorder.add("backward-weight", start)
             else:
                 self._backward(action)
@@ -220,10 +220,14 @@ class PipelineStep:
             state.outputs, state.inputs = [], []
             recorder.add("backward-input", start, note="whole")
         else:
-            input_gradients = run_input_backward(state, gradients, self.worker.parameters[stage])
+            input_gradients = run_input_backward(state, gradients, self._trained_parameters(stage))
             recorder.add("backward-input", start)
         if stage > 0 and any(needs_gradient[stage - 1]):
             self._send(Transfer(stage - 1, number, True), input_gradients, workers[stage - 1])
+
+    def _trained_parameters(self, stage: int) -> Sequence[nn.Parameter]:
+        parameters = self.hooks.trained_parameters(stage)
+        return self.worker.parameters[stage] if parameters is None else parameters
 
     def _receive(self, transfer: Transfer, worker: int) -> list[torch.Tensor | None]:
         """Return the tensors of a neighboring stage, on this worker or another."""

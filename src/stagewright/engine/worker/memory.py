@@ -68,6 +68,7 @@ class MemoryTracker:
         self.active = False
         self._device = device or torch.device("cpu")
         self._modules: list[nn.Module] = []
+        self._gathered: list[Callable[[], Iterable[nn.Parameter]]] = []
         self._parameters: list[nn.Parameter] = []  # of the modules, looked up when tracking begins
         self._buffers: list[torch.Tensor] = []
         self._sources: list[tuple[Category, Callable[[], Iterable[torch.Tensor]]]] = [
@@ -98,6 +99,10 @@ class MemoryTracker:
         """Count a module's parameters, buffers and gradients."""
         self._modules.append(module)
 
+    def follow_parameters(self, parameters: Callable[[], Iterable[nn.Parameter]]) -> None:
+        """Count parameters, and their gradients, that are not in a module all the time: gathered ones of FSDP."""
+        self._gathered.append(parameters)
+
     def follow_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Count an optimizer's states."""
 
@@ -113,7 +118,9 @@ class MemoryTracker:
         self.active = True
         try:
             with ExitStack() as stack:
-                self._parameters = list({id(p): p for module in self._modules for p in module.parameters()}.values())
+                held = [parameter for module in self._modules for parameter in module.parameters()]
+                held += [parameter for gathered in self._gathered for parameter in gathered()]
+                self._parameters = list({id(parameter): parameter for parameter in held}.values())
                 self._buffers = [buffer for module in self._modules for buffer in module.buffers()]
                 for parameter in self._parameters:
                     if parameter.requires_grad:

@@ -10,6 +10,8 @@ the units between two messages. FSDP and ZeRO send a reduce-scatter and an all-g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import UsageError
@@ -142,21 +144,49 @@ def from_plan(
             ]
             backward_s = sum(unit.backward_s for unit in units[first : last + 1]) / mesh.tensor
             gradient_buckets = buckets([layer for layer in layers if layer[1]], _BUCKET_BYTES)
-            is_sharded = plan.shard or plan.zero > 0
             for bucket, size in gradient_buckets:
-                for chosen in ("reduce-scatter", "all-gather") if is_sharded else (algorithm,):
+                for exchange in _exchanges(plan, algorithm, stage):
+                    is_sharded = plan.num_shards > 1
                     messages.append(
                         Message(
-                            name=f"gradients of {bucket}" + (f", {chosen}" if is_sharded else ""),
-                            algorithm=chosen,
-                            num_bytes=size,
-                            groups=_groups(plan, "data", stage),
+                            name=f"gradients of {bucket}" + (f", {exchange.algorithm}" if is_sharded else ""),
+                            algorithm=exchange.algorithm,
+                            num_bytes=size // exchange.divisor,
+                            groups=exchange.groups,
                             gap_s=gap(backward_s / len(gradient_buckets)),
+                            count=exchange.count,
                         )
                     )
     if not messages:
         raise UsageError(f"{name} sends nothing between its {mesh.num_workers} workers")
     return Workload(name=name, num_ranks=mesh.num_workers, messages=tuple(messages), trials=trials, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """A collective of a stage's gradients or parameters in a step."""
+
+    algorithm: str
+    groups: tuple[tuple[int, ...], ...]
+    count: int = 1
+    """How often a step runs it."""
+    divisor: int = 1
+    """Parts that its tensors were divided into before."""
+
+
+def _exchanges(plan: Plan, algorithm: str, stage: int) -> Iterator[_Exchange]:
+    """Yield the collectives over replicas; HSDP shards in groups of neighbors, and all-reduces across groups."""
+    replicas, shards = _groups(plan, "data", stage), plan.num_shards
+    if shards == 1:
+        yield _Exchange(algorithm, replicas)
+        return
+    inside = tuple(ranks[first : first + shards] for ranks in replicas for first in range(0, len(ranks), shards))
+    yield _Exchange("reduce-scatter", inside, plan.microbatches if plan.scatters_every_microbatch else 1)
+    gathers_often = plan.shard and not plan.gathers_once
+    yield _Exchange("all-gather", inside, 2 * plan.microbatches if gathers_often else 1)
+    if shards < plan.mesh.data:
+        across = tuple(ranks[index::shards] for ranks in replicas for index in range(shards))
+        yield _Exchange(algorithm, across, divisor=shards)
 
 
 def _groups(plan: Plan, axis: Any, stage: int) -> tuple[tuple[int, ...], ...]:

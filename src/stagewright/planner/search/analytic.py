@@ -82,6 +82,7 @@ class AnalyticSearch:
             shards=shards,
             zeros=zeros,
             codecs=tuple(codecs),
+            devices_per_host=self.cluster.devices_per_host,
             max_tensor=max_tensor,
             max_graph_nodes=None,
         )

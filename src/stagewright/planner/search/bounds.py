@@ -136,6 +136,8 @@ def _limit(plan: Plan, device_bytes: int | None) -> int | None:
 
 def _unsharded_gradients(plan: Plan) -> int:
     """Return 1 if gradients count in full; sharded ones are left out, since their shards are rounded."""
+    if plan.gathers_once:  # a stage is freed and its gradients are sharded when it is done
+        return int(plan.num_stages == plan.mesh.pipeline)
     is_sharded = plan.shard or plan.zero == 2 or (plan.zero == 1 and plan.microbatches == 1)
     return int(plan.training and not is_sharded)
 
@@ -144,8 +146,8 @@ def _held_per_parameter(plan: Plan) -> float:
     """Return the parameters and optimizer states that a worker holds, as a multiple of its parameters."""
     states = num_optimizer_states(plan)
     if plan.shard:
-        return (1 + states) / plan.mesh.data
-    return 1 + states / (plan.mesh.data if plan.zero else 1)
+        return (1 + states) / plan.num_shards + plan.gathers_once
+    return 1 + states / plan.num_shards
 
 
 def _format_overflow(needed: float, limit: int) -> str | None:

@@ -12,7 +12,7 @@ from stagewright.errors import UsageError
 from stagewright.planner.baseline import microbatch_counts
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
-from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.plan_rules import FSDP_GATHERS, check_plan
 
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
 
@@ -28,6 +28,8 @@ class SearchSpace:
     zeros: Sequence[int]
     """ZeRO stages of replicas without FSDP."""
     codecs: Sequence[str]
+    devices_per_host: int | None = None
+    """Devices of the smallest of several hosts, inside which HSDP shards; None: one host."""
     max_tensor: int
     """Largest tensor parallel size."""
     max_graph_nodes: int | None = 40_000
@@ -60,12 +62,16 @@ def enumerate_plans(
             microbatch_counts(-(-base.batch // mesh.data)),
             space.recomputes if base.training else ("none",),
             space.schedules if mesh.pipeline > 1 else ("1f1b",),
-            space.shards if mesh.data > 1 and mesh.pipeline == mesh.expert == 1 and base.training else (False,),
+            space.shards if mesh.data > 1 and mesh.expert == 1 and base.training else (False,),
+            _fsdp_shards(mesh, space.devices_per_host),
+            FSDP_GATHERS if mesh.pipeline > 1 else ("auto",),
             space.zeros if mesh.data > 1 and mesh.expert == 1 and base.training else (0,),
             space.codecs if mesh.pipeline > 1 else ("none",),
         )
-        for microbatches, recompute, schedule, shard, zero, codec in options:
+        for microbatches, recompute, schedule, shard, fsdp_shards, gather, zero, codec in options:
             if (shard and zero) or (zero == 2 and microbatches == 1):  # ZeRO-1 is the same there
+                continue
+            if gather == "step" or (not shard and (gather != "auto" or fsdp_shards)):  # auto is the same
                 continue
             plan = replace(
                 base,
@@ -74,6 +80,8 @@ def enumerate_plans(
                 schedule=schedule,  # type: ignore[arg-type]
                 recompute=recompute,  # type: ignore[arg-type]
                 shard=shard,
+                fsdp_shards=fsdp_shards,
+                fsdp_gather=gather,  # type: ignore[arg-type]
                 zero=zero,
                 stages=None,
                 cuts=(),
@@ -83,6 +91,12 @@ def enumerate_plans(
             )
             if _is_valid(plan, model.num_units, space.max_graph_nodes):
                 yield plan, codec
+
+
+def _fsdp_shards(mesh: Mesh, devices_per_host: int | None) -> tuple[int | None, ...]:
+    """Return the group sizes of FSDP: all replicas and, with several hosts, those of one host (HSDP)."""
+    replicas = (devices_per_host or 0) // (mesh.size("tensor") * mesh.pipeline)
+    return (None, replicas) if 1 < replicas < mesh.data and mesh.data % replicas == 0 else (None,)
 
 
 def _meshes(model: DividedModel, num_devices: int, max_tensor: int) -> Iterator[Mesh]:

@@ -82,6 +82,7 @@ def search(
         shards=shards,
         zeros=zeros,
         codecs=tuple(link_codecs),
+        devices_per_host=cluster.devices_per_host,
         max_tensor=max_tensor,
     )
     plans = enumerate_plans(base, source, num_devices, space)

@@ -34,6 +34,8 @@ class VerifiedPlan:
     schedule: str
     recompute: str
     shard: bool
+    fsdp_shards: int | None
+    fsdp_gather: str
     zero: int
     forecast_s: float
     """Predicted step time."""
@@ -106,6 +108,8 @@ def verify(
                 schedule=plan.schedule,
                 recompute=str(plan.recompute),
                 shard=plan.shard,
+                fsdp_shards=plan.fsdp_shards,
+                fsdp_gather=plan.fsdp_gather,
                 zero=plan.zero,
                 forecast_s=forecast.step_s,
                 measured_s=result.latency_s,

@@ -83,7 +83,7 @@ def format_rate(row: RunResult) -> str:
 
 def strategy_label(row: RunResult) -> str:
     """Name a strategy: ``data, FSDP``."""
-    sharding = sharding_name(row.shard, row.zero)
+    sharding = sharding_name(row.shard, row.zero, row.fsdp_gather, row.fsdp_shards)
     return f"{row.strategy}, {sharding}" if sharding else str(row.strategy)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stagewright.planner.search.result import RankedPlan, SearchResult
-from stagewright.planner.search.verify import VerifiedPlans
+from stagewright.planner.search.verify import VerifiedPlan, VerifiedPlans
 from stagewright.quantity import format_bytes, format_s
+from stagewright.spec.plan import Plan
 from stagewright.spec.strategy import sharding_name
 from stagewright.table import Cell, Table, number_columns, text_columns
 
@@ -51,15 +52,15 @@ def plan_table(result: SearchResult, title: str) -> Table:
     )
 
 
-def _format_mesh(mesh: str, shard: bool, zero: int) -> str:
-    return f"{mesh} {sharding_name(shard, zero)}".rstrip()
+def _format_mesh(plan: Plan | VerifiedPlan) -> str:
+    return f"{plan.mesh} {sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)}".rstrip()
 
 
 def _format_plan(ranked: RankedPlan, priced: bool) -> list[str]:
     forecast, plan = ranked.forecast, ranked.plan
     memory = format_bytes(forecast.peak_memory_bytes) + ("" if forecast.fits else " (too much)")
     return [
-        _format_mesh(str(plan.mesh), plan.shard, plan.zero),
+        _format_mesh(plan),
         str(plan.microbatches),
         plan.schedule if plan.mesh.pipeline > 1 else "–",
         str(plan.recompute),
@@ -123,7 +124,7 @@ def verified_table(verified: VerifiedPlans) -> Table:
     rows: list[tuple[str | Cell, ...]] = [
         (
             str(plan.place),
-            _format_mesh(plan.mesh, plan.shard, plan.zero),
+            _format_mesh(plan),
             str(plan.microbatches),
             plan.schedule if "pipeline" in plan.mesh else "–",
             plan.recompute,

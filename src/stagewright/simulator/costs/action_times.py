@@ -25,6 +25,7 @@ _STAGE_TIMES = (
     "tensor_forward_s",
     "tensor_backward_s",
     "gather_s",
+    "scatter_s",
     "accumulate_s",
     "expert_s",
 )
@@ -53,7 +54,7 @@ def action_times(
     contention: float,
 ) -> ActionTimes:
     """Compute the times of every stage's actions; ``recomputed``: the stages with activation checkpointing."""
-    forward, inputs, weights, tensor_forward, tensor_backward, gather, accumulate, experts = np.array(
+    forward, inputs, weights, tensor_forward, tensor_backward, gather, scatter, accumulate, experts = np.array(
         [[getattr(stage, name) for stage in stages] for name in _STAGE_TIMES]
     )
     tensor_forward, tensor_backward = tensor_forward + experts, tensor_backward + experts
@@ -71,6 +72,7 @@ def action_times(
     compute[:, -1, BACKWARD : BACKWARD_INPUT + 1] += loss.loss_backward_s * contention
     fixed[:] = engine.action_s
     fixed[..., :BACKWARD_WEIGHT] += gather[:, None]
+    fixed[..., BACKWARD] += scatter
     _add_p2p(stages, codecs, engine, compute, fixed)
     accumulation[..., [BACKWARD, BACKWARD_WEIGHT]] = accumulate[:, None]
     # Recomputation runs in the backward; of a split one in the first half, which then does all of the backward.

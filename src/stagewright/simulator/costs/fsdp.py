@@ -23,17 +23,6 @@ def separately_gathered_bytes(parameters: Sequence[Amount]) -> list[int]:
     return [0 if index in shared else amount.total for index, amount in enumerate(parameters)]
 
 
-def gathered_bytes(units: Sequence[UnitProfile], separate: Sequence[int], parameter_bytes: int) -> int:
-    """Return the bytes of gathered parameters that a stage holds during a pass.
-
-    On a GPU these are the parameters gathered with the whole stage, since working memory counts the rest. A CPU has no
-    such count, so there it is two units: the current and the prefetched one.
-    """
-    if any(unit.forward_working_bytes for unit in units):
-        return parameter_bytes - sum(separate)
-    return 2 * max(unit.parameter_bytes.total for unit in units)
-
-
 def exposed_gather_s(
     units: Sequence[UnitProfile],
     forward_s: float,
@@ -58,7 +47,7 @@ def exposed_reduce_scatter_s(
     contention: float,
 ) -> float:
     """Return the time that reduce-scatters of gradients of these sizes add to a worker's compute."""
-    group = topology.group("data")
+    group = topology.shard_group(plan.num_shards)
     total_s = sum(reduce_scatter_s(group, size) for size in sizes)
     if not total_s:  # a what-if with free collectives
         return 0.0
@@ -72,7 +61,7 @@ def copy_s(num_bytes: int, plan: Plan, overheads: ModelOverheads) -> float:
 
     Gradients are copied likewise. Accumulation reads two numbers and writes one, a copy reads one and writes one.
     """
-    return num_bytes * (1 + 1 / plan.mesh.data) * overheads.accumulate_s_per_byte * 2 / 3
+    return num_bytes * (1 + 1 / plan.num_shards) * overheads.accumulate_s_per_byte * 2 / 3
 
 
 def _measured_copies_s(sizes: Sequence[int], overheads: EngineOverheads) -> float:

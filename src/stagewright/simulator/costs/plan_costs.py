@@ -151,7 +151,7 @@ class PlanCosts:
     @property
     def num_reduce_scatters(self) -> int:
         """How often a step reduce-scatters each gradient over FSDP or ZeRO replicas."""
-        return len(self.shares) if self.plan.zero == 2 else 1
+        return len(self.shares) if self.plan.scatters_every_microbatch else 1
 
     def held_parameter_bytes(self, worker: int) -> int:
         """Return the bytes of a worker's parameters; one that two of its stages hold counts once."""
@@ -160,19 +160,29 @@ class PlanCosts:
         return sum(self.stages[index].parameter_bytes for index in own) - repeated
 
     def reduce_scatter_s(self, worker: int) -> float:
-        """Return the time that the reduce-scatters of FSDP or ZeRO add to a worker's compute."""
+        """Return the time that the reduce-scatters of FSDP or ZeRO add after a worker's compute."""
+        if self.plan.shard and self.plan.scatters_every_microbatch:
+            return 0.0  # each is part of a backward
         stages = [stage for stage in self.stages if stage.worker == worker]
         sizes = [self.gradients[unit][0] for stage in stages for unit in range(stage.first, stage.last + 1)]
         return self.num_reduce_scatters * exposed_reduce_scatter_s(
             sizes, self.plan, self.topology, self.model_overheads, self.engine_overheads, self.contention
         )
 
+    def replicated_gradient_bytes(self, worker: int) -> int:
+        """Return the bytes of gradients that HSDP all-reduces over the replicas with the same shards, in a step."""
+        plan = self.plan
+        if not plan.training or plan.num_shards in (1, plan.mesh.data):
+            return 0
+        return -(-self.held_parameter_bytes(worker) // plan.num_shards)
+
     def parameter_gather_s(self, worker: int) -> float:
-        """Return the time of ZeRO's all-gather of a worker's parameters after the optimizer step."""
-        if not self.plan.zero:
+        """Return the time of a worker's all-gather of its parameters once per step: ZeRO's after the optimizer step,
+        FSDP's before the next, which takes as long."""
+        if not self.plan.zero and not self.plan.gathers_once:
             return 0.0
         num_bytes = self.held_parameter_bytes(worker)
-        seconds = all_gather_s(self.topology.group("data"), num_bytes)
+        seconds = all_gather_s(self.topology.shard_group(self.plan.num_shards), num_bytes)
         return seconds + copy_s(num_bytes, self.plan, self.model_overheads) * self.contention if seconds else 0.0
 
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
 from stagewright.simulator.collective import all_reduce_s, all_to_all_s
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
-from stagewright.simulator.costs.fsdp import copy_s, exposed_gather_s, gathered_bytes, separately_gathered_bytes
+from stagewright.simulator.costs.fsdp import (
+    copy_s,
+    exposed_gather_s,
+    exposed_reduce_scatter_s,
+    separately_gathered_bytes,
+)
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
@@ -51,6 +56,8 @@ class StageCosts:
     """Parameters of this worker's experts: part of `parameter_bytes`, but not of the all-reduce over all replicas."""
     gather_s: float
     """Exposed FSDP all-gathers in each pass, with their copies."""
+    scatter_s: float
+    """Exposed FSDP reduce-scatters in each backward, with their copies; 0 if they come once per step."""
     accumulate_s: float
     """Gradient accumulation, from the second micro-batch on."""
     parameter_bytes: int
@@ -67,6 +74,9 @@ class StageCosts:
     """With FSDP, parameters gathered unit by unit, twice per micro-batch."""
     gathered_bytes: int
     """With FSDP, gathered parameters held during a pass."""
+    gather_rise_bytes: tuple[int, int]
+    """With FSDP, gathered parameters and gradients of one unit above what the stage holds, in forward and backward;
+    (0, 0) where working memory includes them."""
     working_memory: StageWorkingMemory
     sent_bytes: int
     """Bytes sent to the next stage; in training the gradient has the same size. 0 for the last stage."""
@@ -145,14 +155,16 @@ class StageCostBuilder:
         parameters = [unit.parameter_bytes for unit in self.units]
         self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
         self._separate = separately_gathered_bytes(parameters)
-        self._data_group, tensor_group = topology.group("data"), topology.group("tensor")
+        self._shard_group, tensor_group = topology.shard_group(plan.num_shards), topology.group("tensor")
         sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes)}
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self.experts = experts
         self._expert_group = topology.expert_group()
-        # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one.
-        is_sharded = plan.zero == 2 or ((plan.shard or plan.zero == 1) and num_microbatches == 1)
-        self._gradient_share = 1 / plan.mesh.data if is_sharded else 1.0
+        # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one; so does FSDP that
+        # gathers once per step.
+        at_once = num_microbatches == 1 and ((plan.shard and not plan.gathers_once) or plan.zero == 1)
+        is_sharded = plan.scatters_every_microbatch or at_once
+        self._gradient_share = 1 / plan.num_shards if is_sharded else 1.0
 
     def build(self, index: int, first: int, last: int, existing_gradients: Mapping[int, int]) -> StageCosts:
         """Compute the costs of stage `index` with the units first … last.
@@ -190,7 +202,8 @@ class StageCostBuilder:
             expert_s=self._expert_s(rows) if plan.mesh.expert > 1 else 0.0,
             expert_row_bytes=sum(rows) if plan.mesh.expert > 1 else 0,
             expert_bytes=held_bytes,
-            gather_s=self._gather_s(units, forward_s, parameter_bytes, slowdown) if plan.shard else 0.0,
+            gather_s=self._gather_s(units, forward_s, parameter_bytes, slowdown) if self._gathers_often else 0.0,
+            scatter_s=self._scatter_s(units) if plan.shard and plan.scatters_every_microbatch else 0.0,
             accumulate_s=parameter_bytes * overheads.accumulate_s_per_byte * slowdown,
             parameter_bytes=parameter_bytes,
             buffer_bytes=sum(unit.buffer_bytes for unit in units),
@@ -199,7 +212,10 @@ class StageCostBuilder:
             recompute_bytes=saved_bytes - (input_bytes if saves_inputs(units[0], input_bytes) else 0),
             gradient_rise_bytes=self._gradient_rise(first, last, existing_gradients, loss_bytes),
             separate_bytes=sum(separate) if plan.shard else 0,
-            gathered_bytes=gathered_bytes(units, separate, parameter_bytes) if plan.shard else 0,
+            gathered_bytes=parameter_bytes - sum(separate) if self._gathers_often else 0,
+            gather_rise_bytes=(
+                self._gather_rises(first, last, recomputed=plan.recomputes(index)) if self._gathers_often else (0, 0)
+            ),
             working_memory=self._working_memory(index, first, last),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
@@ -211,7 +227,43 @@ class StageCostBuilder:
 
     def _gather_s(self, units: Sequence[UnitProfile], forward_s: float, num_bytes: int, slowdown: float) -> float:
         copy = copy_s(num_bytes, self.plan, self.model_overheads) * slowdown
-        return exposed_gather_s(units, forward_s, copy, self._data_group, self.topology, self.engine_overheads)
+        return exposed_gather_s(units, forward_s, copy, self._shard_group, self.topology, self.engine_overheads)
+
+    def _scatter_s(self, units: Sequence[UnitProfile]) -> float:
+        return exposed_reduce_scatter_s(
+            [unit.parameter_bytes.total for unit in units],
+            self.plan,
+            self.topology,
+            self.model_overheads,
+            self.engine_overheads,
+            self.contention,
+        )
+
+    @property
+    def _gathers_often(self) -> bool:
+        """Whether FSDP gathers parameters in each pass."""
+        return self.plan.shard and not self.plan.gathers_once
+
+    def _gather_rises(self, first: int, last: int, *, recomputed: bool) -> tuple[int, int]:
+        """Return the rise above a stage's start in forward, as activations are saved, and backward, as they are freed.
+
+        A unit's full gradients take the place of its activations, unless they are accumulated and counted as such. A
+        recomputed stage has all its units gathered when backward begins.
+        """
+        units = self.units[first : last + 1]
+        if not self.plan.training or any(unit.forward_working_bytes for unit in units):
+            return 0, 0
+        separate, forward, backward, saved = self._separate[first : last + 1], 0, 0, 0
+        for unit, own in zip(units, separate, strict=True):
+            saved += 0 if recomputed else unit.saved_bytes.added(first)
+            forward = max(forward, saved + own)
+        freed, held = 0, sum(separate)
+        for unit, own in zip(reversed(units), reversed(separate), strict=True):
+            gathered, unit_saved = held if recomputed else own, unit.saved_bytes.added(first)
+            gradients = own - unit_saved if self._gradient_share < 1 else 0
+            backward = max(backward, gathered - freed + max(0, gradients))
+            freed, held = freed + unit_saved, held - own
+        return forward, backward
 
     def _working_memory(self, index: int, first: int, last: int) -> StageWorkingMemory:
         return stage_working_memory(
@@ -222,7 +274,7 @@ class StageCostBuilder:
             recomputed=self.plan.recomputes(index),
             training=self.plan.training,
             held_share=self._gradient_share,
-            gathered=self._separate if self.plan.shard else (),
+            gathered=self._separate if self._gathers_often else (),
         )
 
     def _gradient_rise(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> int:

@@ -86,8 +86,10 @@ class _Rank:
         stage = self.costs.stages[index]
         name = f"{KINDS[kind].value}{index}.{graph.microbatch[node]}"
         before, duration = self._dependencies(node), float(self.compute_s[node])
-        if plan.shard and stage.parameter_bytes and kind != BACKWARD_WEIGHT:
-            size = -(-stage.parameter_bytes // plan.mesh.data)
+        is_first = kind == FORWARD and int(graph.microbatch[node]) == 0
+        gathers = is_first if plan.gathers_once else kind != BACKWARD_WEIGHT
+        if plan.shard and stage.parameter_bytes and gathers:
+            size = -(-stage.parameter_bytes // plan.num_shards)
             gather = self._collective(f"gather {name}", Collective.ALL_GATHER, size, before, f"data-{tensor}-{worker}")
             before, duration = [*before, gather], duration - stage.gather_s
         last = self._add(name, NodeType.COMP_NODE, before, duration_s=duration)
@@ -96,6 +98,9 @@ class _Rank:
             last = self._collective(
                 f"tensor {name}", Collective.ALL_REDUCE, num_bytes, [last], f"tensor-{data}-{worker}"
             )
+        if plan.shard and plan.scatters_every_microbatch and kind == BACKWARD and stage.parameter_bytes:
+            size, group = stage.parameter_bytes, f"data-{tensor}-{worker}"
+            last = self._collective(f"gradients {name}", Collective.REDUCE_SCATTER, size, [last], group)
         self.ids[node] = last
         if kind != FORWARD:
             self.backward[index] = last
@@ -141,7 +146,7 @@ class _Rank:
             )
             for index, last in self.backward.items():
                 size = costs.stages[index].parameter_bytes
-                if size:
+                if size and not (costs.plan.shard and costs.plan.scatters_every_microbatch):
                     before.append(self._collective(f"gradients of stage {index}", kind, size, [last], group))
             statistics = int(statistics_bytes(costs, worker))
             if statistics:

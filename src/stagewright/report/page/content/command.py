@@ -66,6 +66,8 @@ def _compare_words(plan: Plan) -> list[object] | None:
         "--policy": (plan.split, "optimal"),
         "--optimizer": (plan.optimizer.name, DEFAULT_OPTIMIZER),
         "--recompute": (plan.recompute, "none"),
+        "--fsdp-shards": (plan.fsdp_shards, None),
+        "--fsdp-gather": (plan.fsdp_gather, "auto"),
         "--context-attention": (plan.context_attention, "ring"),
         "--precision": (plan.precision, "float32"),
         "--compile": (plan.compile, "none"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stagewright.engine.tensor.apply import plan_tensor_parallel, require_whole_regions, shard_regions
+from stagewright.engine.tensor.apply import plan_tensor_parallel, require_whole_regions, shard_layers
 from stagewright.engine.tensor.axis import TensorAxis
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
@@ -47,7 +47,7 @@ def shard_alone(graph: UnitGraph, num_workers: int) -> RecordingAxis:
     plan = plan_tensor_parallel(model, num_workers)
     require_whole_regions(plan, [call.target for call in graph.calls])
     axis = RecordingAxis(num_workers)
-    shard_regions(model, plan, axis, shard_dropout=False)
+    shard_layers(model, plan, axis, shard_dropout=False)
     return axis
 
 

@@ -73,7 +73,7 @@ def compare(
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``zero``, ``codec``, ``optimizer``, ``training``, ``precision``,
+            (``schedule``, ``recompute``, ``shard``, ``zero``, ``vocab_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``,
             ``compile``, ``steps``, …).
 
     Example:
@@ -134,6 +134,8 @@ def compare_strategies(
         progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategy")
     if base.zero and not any(plan.zero for plan in plans):
         progress.note("--zero applies to data parallelism, and no strategy here has it: add data to --strategy")
+    if base.vocab_parallel and not any(plan.vocab_parallel for plan in plans):
+        progress.note("--vocab-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
 
     def report(plan: Plan, text: str) -> None:
         sharding = sharding_name(plan.shard, plan.zero)

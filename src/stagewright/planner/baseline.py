@@ -80,6 +80,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         recompute="none",
         shard=False,
         zero=0,
+        vocab_parallel=False,
         stages=None,
         cuts=(),
         placement="auto",

@@ -168,16 +168,23 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
     plan, uses = costs.plan, []
 
     def add(
-        axis: Literal["data", "tensor", "expert", "tied"], worker: int, count: int, num_bytes: int, passes: int = 2
+        axis: Literal["data", "tensor", "expert", "tied"],
+        worker: int,
+        count: int,
+        num_bytes: int,
+        passes: int = 2,
+        gathered_bytes: int = 0,
     ) -> None:
         if count > 1 and num_bytes:
-            sent = int(ring_bytes(count, num_bytes, passes=passes))
+            sent = int(ring_bytes(count, num_bytes, passes=passes) + ring_bytes(count, gathered_bytes, passes=1))
+            num_bytes += gathered_bytes
             uses.append(
                 CollectiveUse(axis=axis, worker=worker, num_workers=count, num_bytes=num_bytes, sent_bytes=sent)
             )
 
     for worker, allreduce in enumerate(allreduces):
-        add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
+        reduced, gathered = costs.tensor_bytes(worker)
+        add("tensor", worker, plan.mesh.tensor, reduced, gathered_bytes=gathered)
         add("expert", worker, plan.mesh.expert, costs.expert_row_bytes(worker), passes=1)
         add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=1 if plan.shard or plan.zero else 2)
         if plan.training and worker in (0, plan.mesh.pipeline - 1):

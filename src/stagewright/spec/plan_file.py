@@ -83,6 +83,7 @@ _PLAN: dict[str, Reader] = {
     "recompute": either(choice(*RECOMPUTES), list_of(flag)),
     "shard": flag,
     "zero": integer,
+    "vocab_parallel": flag,
     "context_attention": choice(*CONTEXT_ATTENTIONS),
     "codec": either(text, list_of(text)),
     "codec_backward": either(text, list_of(text)),

@@ -48,6 +48,7 @@ class PlanOptions:
     ] = None
     shard: opt.Shard = False
     zero: Annotated[int, opt.run_option("--zero", min=0, max=2, hidden=True)] = 0  # in help as --strategy zero2
+    vocab_parallel: opt.VocabParallel = False
     precision: opt.Precision = None
     compile: opt.Compile = None
     batch_norm: Annotated[
@@ -97,6 +98,7 @@ class PlanOptions:
             "cuts": cuts or None,
             "shard": self.shard or None,
             "zero": self.zero or None,
+            "vocab_parallel": self.vocab_parallel or None,
         }
 
 

@@ -51,6 +51,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 placement=base.placement if is_pipeline else "auto",
                 shard=zero == 3 or (base.shard and mesh.data > 1 and not zero),
                 zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
+                vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,
             )

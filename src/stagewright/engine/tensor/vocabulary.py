@@ -23,6 +23,7 @@ from stagewright.engine.tensor.divided_logits import Division, DividedLogits, di
 from stagewright.engine.tensor.layers import LAYOUTS, Region, ShardLayout
 from stagewright.engine.tensor.regions import methods_of, parameter_holders
 from stagewright.errors import UsageError
+from stagewright.graph.compilation import mark_eager
 
 # Embeddings that multiply the rows of ``nn.Embedding`` by a number (BART, Gemma 3).
 _SCALED_EMBEDDINGS = "ScaledWordEmbedding"
@@ -84,7 +85,7 @@ def find_vocabulary(model: nn.Module, num_workers: int, others: Iterable[str] = 
 
 
 def shard_vocabulary(model: nn.Module, plan: VocabularyPlan, axis: TensorAxis, *, gather: bool = False) -> None:
-    """Divide embeddings and heads in place; ``gather``: gather logits at once, for code that can't hold them divided."""
+    """Divide embeddings and heads in place; ``gather``: gather logits at once, because compiled code can't divide them."""
     layout = ShardLayout(dim=0, sections=(1,), axis=axis, full_size=plan.size)
     modules, holders = dict(model.named_modules()), parameter_holders(model)
     done: set[int] = set()
@@ -106,6 +107,8 @@ def shard_vocabulary(model: nn.Module, plan: VocabularyPlan, axis: TensorAxis, *
             _classes[style, kind] = type(f"Vocab{kind.__name__}", (style, kind), {})
         layer.__class__ = _classes[style, kind]
         layer._rows, layer._region, layer._gather = layout, Region(axis), gather  # type: ignore[assignment]
+        if gather:
+            mark_eager(layer)
 
 
 _classes: dict[tuple[type, type], type] = {}

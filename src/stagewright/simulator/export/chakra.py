@@ -105,7 +105,7 @@ class _Rank:
         index, kind = int(self.graph.stage[node]), self.graph.kind[node]
         stage = self.costs.stages[index]
         if kind == FORWARD:
-            return stage.tensor_forward_bytes
+            return (*stage.tensor_forward_bytes, *stage.tensor_loss_bytes)
         # A split backward has them in its first half; the first stage, whose inputs need no gradient, in the second.
         if kind == (BACKWARD_INPUT if index == 0 else BACKWARD_WEIGHT):
             return ()

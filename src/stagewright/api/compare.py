@@ -73,7 +73,8 @@ def compare(
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``zero``, ``vocab_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``,
+            (``schedule``, ``recompute``, ``shard``, ``zero``, ``vocab_parallel``, ``codec``, ``optimizer``,
+            ``training``, ``precision``,
             ``compile``, ``steps``, …).
 
     Example:

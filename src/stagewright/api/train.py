@@ -118,7 +118,8 @@ def train(
         max_restarts: How often a run that lost a worker goes on from its last checkpoint by itself.
         progress: Receives notes while it trains.
         options: Options of the plan (``mesh``, which may also be a strategy such as fsdp, ``epochs``, ``batch``,
-            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``zero``, ``vocab_parallel``, ``clip``,
+            ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``zero``,
+            ``vocab_parallel``, ``clip``,
             ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``, ``momentum``,
             ``weight_decay``, ``lr_schedule``, ``lr_warmup_steps``) and of the model (``image_size``, …).
 

@@ -189,6 +189,8 @@ class RunResult:
     """Whether replicas use FSDP."""
     zero: int = 0
     """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
+    vocab_parallel: bool = False
+    """Whether tensor parallel workers divide the vocabulary."""
     workers: int = 0
     batch: int = 0
     """Samples in a step, over all workers."""
@@ -278,6 +280,7 @@ class RunResult:
             "strategy": plan.mesh.strategy,
             "shard": plan.shard,
             "zero": plan.zero,
+            "vocab_parallel": plan.vocab_parallel,
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,
             "microbatches": plan.microbatches,

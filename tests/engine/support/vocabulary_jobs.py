@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from expert_jobs import make_plan
 from torch import nn
+from torch.nn import functional
 
 from jobs import context_of
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.step_runner import StepRunner
+from stagewright.engine.parallel.trainer import Trainer
 from stagewright.engine.parity.check import baseline_of, check_parity
+from stagewright.engine.state.checkpoint import Checkpoint
+from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel
+from stagewright.engine.tensor.axis import TensorAxis
+from stagewright.engine.tensor.divided_logits import DividedLogits, gather_logits
+from stagewright.engine.tensor.vocabulary import VocabularyPlan, shard_vocabulary
+from stagewright.errors import UsageError
+from stagewright.spec.plan import OptimizerSpec
 from stagewright.zoo.loss import next_token
 from stagewright.zoo.model import Batch, Model
 
@@ -76,7 +86,7 @@ def make_model(name: str, *, batch: int = BATCH, loss: str = "model") -> Model:
 
 
 def parity(rank: int, name: str, mesh: str, loss: str = "model", **more: Any) -> dict[str, Any]:
-    """Check the parity of a plan; return the report, the bytes of the tensor axis, and the shapes of divided weights."""
+    """Check the parity of a plan; return the report, the bytes of the tensor axis, and the shapes of weights."""
     model = make_model(name, loss=loss)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **{"vocab_parallel": True, **more})
@@ -95,3 +105,121 @@ def parity(rank: int, name: str, mesh: str, loss: str = "model", **more: Any) ->
         "bytes": axis.payload_bytes,
         "rows": sorted({tuple(value.shape) for value in runner.part.module.parameters() if value.ndim == 2}),
     }
+
+
+def _head() -> tuple[TensorAxis, nn.Linear, nn.Linear, torch.Tensor]:
+    """Return the axis, a head, the same divided, and its input."""
+    torch.manual_seed(0)
+    whole = nn.Linear(6, VOCABULARY)
+    axis = TensorAxis(dist.group.WORLD)
+    divided = nn.Linear(6, VOCABULARY)
+    divided.load_state_dict(whole.state_dict())
+    holder = nn.ModuleDict({"head": divided})
+    shard_vocabulary(holder, VocabularyPlan(size=VOCABULARY, embeddings=(), heads=("head",)), axis)
+    return axis, whole, divided, torch.randn(4, 5, 6)
+
+
+def losses(rank: int, **options: Any) -> dict[str, Any]:
+    """Compare cross-entropy of divided logits with that of whole ones."""
+    axis, whole, divided, x = _head()
+    targets = torch.randint(0, VOCABULARY, (4, 5))
+    targets[0, :2] = -100
+    transposed, probabilities = options.pop("transposed", False), options.pop("probabilities", False)
+    if options.pop("weight", False):
+        options["weight"] = torch.linspace(0.5, 1.5, VOCABULARY)
+    if options.get("ignore_index") == 5:
+        targets = targets.masked_fill(targets == -100, 5)
+    if probabilities:
+        targets = torch.randn(4, 5, VOCABULARY).softmax(-1)
+    values, gradients, gathered = [], [], False
+    for head in (whole, divided):
+        source = x.clone().requires_grad_()
+        axis.payload_bytes = 0
+        logits = head(source)
+        pair = (logits.transpose(1, 2), targets) if transposed else (logits.flatten(0, 1), targets.flatten(0, 1))
+        loss = functional.cross_entropy(*pair, **options)
+        gathered = axis.payload_bytes > 3 * 4 * targets.shape[0] * targets.shape[1]
+        loss.sum().backward()
+        values.append(loss.detach())
+        gradients.append(source.grad)
+    return {
+        "loss": float((values[0] - values[1]).abs().max()),
+        "gradient": float((gradients[0] - gradients[1]).abs().max()),
+        "gathers": gathered,
+    }
+
+
+def operations(rank: int) -> dict[str, Any]:
+    """Apply operations to divided and whole logits; return which results are divided, and the worst error."""
+    _, whole, divided, x = _head()
+    bias = torch.linspace(-1, 1, VOCABULARY)
+    calls: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "shift": lambda logits: logits[:, :-1],
+        "cast": lambda logits: logits.double(),
+        "scale": lambda logits: logits * 0.5,
+        "cap": lambda logits: torch.tanh(logits / 3) * 3,
+        "bias": lambda logits: logits + bias,
+        "select": lambda logits: logits[:, -1],
+        "transpose": lambda logits: logits.transpose(1, 2).contiguous(),
+        "reshape": lambda logits: logits.reshape(-1, VOCABULARY).unsqueeze(0),
+        "columns": lambda logits: logits[..., :7],
+        "softmax": lambda logits: logits.softmax(-1),
+        "flat": lambda logits: logits.reshape(-1),
+        "mask": lambda logits: logits[torch.arange(4) % 2 == 0],
+        "maximum": lambda logits: logits.max(-1).values,
+    }
+    found: dict[str, Any] = {"errors": 0.0}
+    for name, call in calls.items():
+        gradients = []
+        for head in (whole, divided):
+            source = x.clone().requires_grad_()
+            result = call(head(source))
+            found[name] = isinstance(result, DividedLogits)
+            result = gather_logits(result)
+            (result * torch.linspace(0, 1, result.numel()).view(result.shape)).sum().backward()
+            gradients.append((source.grad, result.detach()))
+        for first, second in zip(*gradients, strict=True):
+            found["errors"] = max(found["errors"], float((first - second).abs().max()))
+    return found
+
+
+def errors(rank: int) -> tuple[str, ...]:
+    """Return the messages of a token and a target that are outside of the vocabulary, and of an in-place change."""
+    module = make_module("llama")
+    apply_tensor_parallel(
+        module, dist.group.WORLD, plan=plan_tensor_parallel(module, dist.get_world_size(), vocab_parallel=True)
+    )
+    ids = torch.full((1, 4), VOCABULARY - 1)
+    messages = []
+    for kwargs in ({"input_ids": ids + 1}, {"input_ids": ids, "labels": ids + 1}):
+        try:
+            module(**kwargs)
+        except IndexError as error:
+            messages.append(str(error))
+    try:
+        module(input_ids=ids).logits.mul_(2)
+    except UsageError as error:
+        messages.append(str(error))
+    return tuple(messages)
+
+
+def resumed(rank: int, folder: str, before: bool, after: bool) -> dict[str, Any]:
+    """Train two steps, save, and train two more with and without a divided vocabulary; compare with training on."""
+    path = Path(folder) / "checkpoint"
+
+    def trainer(divided: bool) -> Trainer:
+        model = make_model("gpt2")
+        optimizer = OptimizerSpec(name="adamw", learning_rate=0.01)
+        plan = make_plan("tensor=2", model, vocab_parallel=divided, optimizer=optimizer)
+        return Trainer(plan, model, context_of(rank, "tensor=2"))
+
+    batch = make_model("gpt2").example(BATCH)
+    first, second = trainer(before), trainer(after)
+    for _ in range(2):
+        first.step(batch)
+    first.save(path)
+    second.load(path)
+    for _ in range(2):
+        losses = [float(one.step(batch).loss) for one in (first, second)]
+    rows = Checkpoint.open(path).model_tensor("transformer.wte.weight").shape[0]
+    return {"error": abs(losses[0] - losses[1]) / losses[0], "rows": rows}

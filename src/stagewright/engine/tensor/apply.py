@@ -3,9 +3,10 @@
     plan = plan_tensor_parallel(model, 2)      # which layers are column- or row-parallel, or an error with the reason
     axis = apply_tensor_parallel(model, group) # in place; ``axis.payload_bytes`` counts the all-reduces
 
-Norms and layers that can't be split are replicated, embeddings and output heads too unless ``vocab_parallel``
+Norms and layers that can't be split are replicated, embeddings and output heads too unless the vocabulary is divided
 (``vocabulary.py``). So outputs and loss are identical on every worker, and gradients of replicated parameters need no
-further all-reduce. Workers of one tensor axis must share their random state: dropout masks then match the single-device baseline (``dropout.py``).
+further all-reduce. Workers of one tensor axis must share their random state: dropout masks then match the
+single-device baseline (``dropout.py``).
 A model that returns attention weights is rejected, because each worker has only the weights of its own heads.
 """
 

@@ -42,8 +42,10 @@ def _cross_entropy_of_graph(
     self: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0
 ) -> torch.Tensor | None:
     """Compute the loss of divided logits, with the arguments of the operator in captured graphs."""
-    return None if weight is not None or label_smoothing else _divided_loss(
-        self, target, ignore_index, _REDUCTIONS[reduction]
+    return (
+        None
+        if weight is not None or label_smoothing
+        else _divided_loss(self, target, ignore_index, _REDUCTIONS[reduction])
     )
 
 

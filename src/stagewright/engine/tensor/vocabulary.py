@@ -19,7 +19,7 @@ from torch import nn
 
 import stagewright.engine.tensor.cross_entropy  # noqa: F401  # registers the loss of divided logits
 from stagewright.engine.tensor.axis import TensorAxis
-from stagewright.engine.tensor.divided_logits import Division, DividedLogits, divide
+from stagewright.engine.tensor.divided_logits import DividedLogits, Division, divide
 from stagewright.engine.tensor.layers import LAYOUTS, Region, ShardLayout
 from stagewright.engine.tensor.regions import methods_of, parameter_holders
 from stagewright.errors import UsageError
@@ -85,7 +85,7 @@ def find_vocabulary(model: nn.Module, num_workers: int, others: Iterable[str] = 
 
 
 def shard_vocabulary(model: nn.Module, plan: VocabularyPlan, axis: TensorAxis, *, gather: bool = False) -> None:
-    """Divide embeddings and heads in place; ``gather``: gather logits at once, because compiled code can't divide them."""
+    """Divide embeddings and heads in place; ``gather``: gather logits at once, for code that is compiled."""
     layout = ShardLayout(dim=0, sections=(1,), axis=axis, full_size=plan.size)
     modules, holders = dict(model.named_modules()), parameter_holders(model)
     done: set[int] = set()

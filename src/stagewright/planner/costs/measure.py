@@ -152,15 +152,13 @@ def _measure(
     )
 
 
-def _shard(
-    plan: Plan, model: Model, graph: UnitGraph, device: Device, mode: Compile
-) -> tuple[TensorTraffic, ...]:
+def _shard(plan: Plan, model: Model, graph: UnitGraph, device: Device, mode: Compile) -> tuple[TensorTraffic, ...]:
     """Shard the model's layers in place as one tensor parallel worker; return the units' collectives."""
     axis = shard_alone(graph, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel, gather_logits=mode != "none")
-    with preserved(graph.model), cpu_offload.offloaded(graph.model, device.torch_device()):
-        with autocast_of(plan, device.torch_device()):
-            loss = (lambda output: model.loss(output, model.target)) if plan.training else None
-            traffic = record_traffic(graph, axis, model.args, model.kwargs, loss)
+    loss = (lambda output: model.loss(output, model.target)) if plan.training else None
+    target = device.torch_device()
+    with preserved(graph.model), cpu_offload.offloaded(graph.model, target), autocast_of(plan, target):
+        traffic = record_traffic(graph, axis, model.args, model.kwargs, loss)
     if len(traffic) != len(graph.calls):
         raise UsageError(f"{plan.model.name} calls units inside units: its tensor parallelism can't be forecast")
     return traffic

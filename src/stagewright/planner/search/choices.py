@@ -75,6 +75,7 @@ def enumerate_plans(
                 recompute=recompute,  # type: ignore[arg-type]
                 shard=shard,
                 zero=zero,
+                vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
                 stages=None,
                 cuts=(),
                 placement="auto",

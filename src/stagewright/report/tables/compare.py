@@ -83,8 +83,8 @@ def format_rate(row: RunResult) -> str:
 
 def strategy_label(row: RunResult) -> str:
     """Name a strategy: ``data, FSDP``."""
-    sharding = sharding_name(row.shard, row.zero)
-    return f"{row.strategy}, {sharding}" if sharding else str(row.strategy)
+    options = [sharding_name(row.shard, row.zero), "divided vocabulary" if row.vocab_parallel else ""]
+    return ", ".join([str(row.strategy), *(option for option in options if option)])
 
 
 def failure_tracebacks(rows: Sequence[RunResult]) -> list[str]:

@@ -229,7 +229,7 @@ def plan_costs(
         tied_bytes=sum(entry.num_bytes for entry in shared) - sum(entry.num_bytes for entry in on_one_worker),
         shared_parameters=on_one_worker,
         batch_input_bytes=_batch_input_bytes(plan, profile),
-        output_bytes=units[-1].output_bytes,
+        output_bytes=max(units[-1].output_bytes, *traffic[-1].gathered_bytes, 0),
         serial_s=serial_s,
         contention=builder.contention,
     )

@@ -150,9 +150,7 @@ class StageCostBuilder:
         self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
         self._separate = separately_gathered_bytes(parameters)
         self._data_group, tensor_group = topology.group("data"), topology.group("tensor")
-        sizes = {
-            size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes, *unit.loss_bytes)
-        }
+        sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes, *unit.loss_bytes)}
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self._tensor_group = tensor_group
         self.experts = experts
@@ -212,7 +210,7 @@ class StageCostBuilder:
             gradient_rise_bytes=self._gradient_rise(first, last, existing_gradients, loss_bytes),
             separate_bytes=sum(separate) if plan.shard else 0,
             gathered_bytes=gathered_bytes(units, separate, parameter_bytes) if plan.shard else 0,
-            working_memory=self._working_memory(index, first, last),
+            working_memory=self._working_memory(index, first, last, max(gathered, default=0)),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
 
@@ -225,7 +223,7 @@ class StageCostBuilder:
         copy = copy_s(num_bytes, self.plan, self.model_overheads) * slowdown
         return exposed_gather_s(units, forward_s, copy, self._data_group, self.topology, self.engine_overheads)
 
-    def _working_memory(self, index: int, first: int, last: int) -> StageWorkingMemory:
+    def _working_memory(self, index: int, first: int, last: int, whole_bytes: int) -> StageWorkingMemory:
         return stage_working_memory(
             self.units,
             first,
@@ -233,6 +231,7 @@ class StageCostBuilder:
             self.model_overheads,
             recomputed=self.plan.recomputes(index),
             training=self.plan.training,
+            whole_bytes=whole_bytes,
             held_share=self._gradient_share,
             gathered=self._separate if self.plan.shard else (),
         )

@@ -99,12 +99,12 @@ def compile_stage(stage: Stage) -> None:
 
 def mark_eager(module: nn.Module) -> None:
     """Keep a module eager, also where it is a unit of its own, because it communicates in Python."""
-    vars(module)[_EAGER] = True
-    vars(module)["forward"] = keep_eager(module.forward)
+    module.__dict__[_EAGER] = True
+    module.__dict__["forward"] = keep_eager(module.forward)
 
 
 def _compilable(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    return [module for module in dict.fromkeys(modules) if not vars(module).get(_EAGER)]
+    return [module for module in dict.fromkeys(modules) if not module.__dict__.get(_EAGER)]
 
 
 def keep_eager(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,7 +50,7 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
         workers=workers,
         links=_links(costs),
         collectives=_collectives(costs, allreduces),
-        tensor_bytes=max(costs.tensor_bytes(worker) for worker in range(plan.mesh.pipeline)),
+        tensor_bytes=max(sum(costs.tensor_bytes(worker)) for worker in range(plan.mesh.pipeline)),
         data_bytes=max(allreduce.num_bytes for allreduce in allreduces),
         segments=_segments(costs, times, allreduces, ends) if timeline else (),
     )

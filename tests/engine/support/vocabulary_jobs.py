@@ -166,6 +166,7 @@ def operations(rank: int) -> dict[str, Any]:
         "softmax": lambda logits: logits.softmax(-1),
         "flat": lambda logits: logits.reshape(-1),
         "mask": lambda logits: logits[torch.arange(4) % 2 == 0],
+        "gather": lambda logits: logits.gather(-1, torch.arange(20).view(4, 5, 1)),
         "maximum": lambda logits: logits.max(-1).values,
     }
     found: dict[str, Any] = {"errors": 0.0}

@@ -67,7 +67,7 @@ class DividedLogits(torch.Tensor):
     def __new__(cls, local: torch.Tensor, division: Division) -> Self:
         shape = list(local.shape)
         shape[division.dim] = division.size
-        made: Any = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = torch.Tensor._make_wrapper_subclass(
             cls, shape, strides=_strides(local, shape), dtype=local.dtype, device=local.device
         )
         made.local, made.division, made._whole = local, division, None
@@ -80,7 +80,7 @@ class DividedLogits(torch.Tensor):
         """Return this worker's columns, differentiable."""
         return _ToLocal.apply(self)  # type: ignore[no-any-return, no-untyped-call]
 
-    def gather(self) -> torch.Tensor:
+    def to_whole(self) -> torch.Tensor:
         """Return the whole tensor, differentiable; every worker of the axis must call this."""
         return _Gather.apply(self)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -100,7 +100,7 @@ class DividedLogits(torch.Tensor):
             return func(*args, **(kwargs or {})) if result is None else result
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
@@ -133,7 +133,7 @@ def gather_logits(values: Any) -> Any:
     """Return the values with all divided logits gathered; every worker of the axis must call this."""
     if not any(isinstance(leaf, DividedLogits) for leaf in structure.leaves(values)):
         return values
-    return structure.map_tensors(lambda leaf: leaf.gather() if isinstance(leaf, DividedLogits) else leaf, values)
+    return structure.map_tensors(lambda leaf: leaf.to_whole() if isinstance(leaf, DividedLogits) else leaf, values)
 
 
 class _FromLocal(torch.autograd.Function):
@@ -207,7 +207,7 @@ def _pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     division, shape = divided.division, divided.shape
     for value in operands:
         is_other = isinstance(value, DividedLogits) and (value.division != division or value.shape != shape)
-        if is_other or value.dim() > len(shape) or torch.broadcast_shapes(value.shape, shape) != shape:
+        if is_other or not _broadcasts(value.shape, shape):
             return None
 
     def local(value: Any) -> Any:
@@ -220,6 +220,12 @@ def _pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return value.narrow(dim, division.start, division.held) if is_whole else value
 
     return DividedLogits(func(*[local(value) for value in args], **kwargs), division)
+
+
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    """Return whether a shape broadcasts to the target without changing that."""
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, wanted) for size, wanted in pairs)
 
 
 def _redivided(logits: DividedLogits, local: torch.Tensor, dim: int) -> DividedLogits:

@@ -99,14 +99,13 @@ def shard_vocabulary(model: nn.Module, plan: VocabularyPlan, axis: TensorAxis, *
                 parameter.data = layout.shard(parameter.data)
             for holder in holders[id(parameter)]:
                 owner, _, attribute = holder.rpartition(".")
-                layouts = vars(modules[owner]).setdefault(LAYOUTS, {})
-                layouts[attribute] = layout
+                modules[owner].__dict__.setdefault(LAYOUTS, {})[attribute] = layout
         kind = type(layer)
         style = _Embedding if isinstance(layer, nn.Embedding) else _Head
         if (style, kind) not in _classes:
             _classes[style, kind] = type(f"Vocab{kind.__name__}", (style, kind), {})
         layer.__class__ = _classes[style, kind]
-        layer._rows, layer._region, layer._gather = layout, Region(axis), gather  # type: ignore[assignment]
+        layer._rows, layer._region, layer._gather = layout, Region(axis), gather
         if gather:
             mark_eager(layer)
 
@@ -149,7 +148,7 @@ class _Head(nn.Module):
         axis = self._region.axis
         local = super().forward(axis.copy_to_region(x))
         logits = divide(local, Division(axis=axis, sizes=self._rows.sizes, dim=local.dim() - 1))
-        return logits.gather() if self._gather and isinstance(logits, DividedLogits) else logits
+        return logits.to_whole() if self._gather and isinstance(logits, DividedLogits) else logits
 
 
 def _require_tokens(ids: torch.Tensor, size: int) -> None:

@@ -115,10 +115,13 @@ def test_profile_and_split(checker: Checker, cache: Path) -> None:
 def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))
     few = ("--batch", "4", "--microbatches", "2", "--steps", "2", "--warmup", "0", "--rounds", "2", *root)
-    compared = output("compare", "mlp-mnist", "--strategy", "serial pipeline tensor", *few, cache=cache)
+    compared = output(
+        "compare", "mlp-mnist", "--strategy", "serial pipeline tensor", "--vocab-parallel", *few, cache=cache
+    )
     serial, pipeline, tensor = compared["rows"]
     assert (serial["equal"], serial["speedup"]) == (True, 1.0)
     assert pipeline["whole_batch"]["depends"] is False
+    assert tensor["vocab_parallel"]
     assert tensor["refused"], "an MLP has no blocks that are known to be divided"
     checker.check_object("compare", compared, "compare")
     runs = output("runs", *root, cache=cache)

@@ -113,6 +113,19 @@ def test_chakra_has_each_stage_its_own_tensor_traffic(tmp_path: Path) -> None:
     assert found[:2] == [3 * 450, 3 * 921]
 
 
+def test_chakra_gathers_logits_and_reduces_losses_of_a_divided_vocabulary(tmp_path: Path) -> None:
+    """A recomputed stage gathers again; a loss after the last unit is not recomputed."""
+    traffic = [TensorTraffic(forward_bytes=(100,)), TensorTraffic(gathered_bytes=(80,), loss_bytes=(7,))]
+    costs = make_costs(
+        equal_units(2), mesh=Mesh(tensor=2), microbatches=3, links=LINKS, terms={"tensor": traffic}, recompute="always"
+    )
+    (path, _) = write_chakra(costs, tmp_path / "step")
+    assert sum(one["comm_size"] for one in collectives(path)) == 3 * (2 * 100 + 2 * 40 + 7)
+    found = predict(costs).collectives[0]
+    assert found.num_bytes == 3 * (2 * 100 + 2 * 80 + 7)
+    assert found.sent_bytes == 3 * (2 * 100 + 80 + 7)
+
+
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_chakra_gathers_and_scatters_what_is_sharded(tmp_path: Path, microbatches: int) -> None:
     costs = make_costs(equal_units(4), mesh=Mesh(data=2), microbatches=microbatches, links=LINKS, shard=True)

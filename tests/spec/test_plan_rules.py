@@ -42,6 +42,7 @@ def test_policies_are_those_of_the_registry() -> None:
         {"microbatches": 2, "devices": ("cuda:0", "cuda:1")},
         {"mesh": "data=2", "shard": True},
         {"mesh": "data=2,pipeline=2", "microbatches": 2, "zero": 2},
+        {"mesh": "tensor=2,pipeline=2", "microbatches": 2, "vocab_parallel": True},
         {"microbatches": 2, "recompute": (True, False)},
         {"mesh": "serial", "batch": 1},
     ],
@@ -142,6 +143,10 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         (
             {"zero": 1, "shard": True, "mesh": "data=2", "microbatches": 1},
             "the plan also has zero = 1: use one of them",
+        ),
+        (
+            {"vocab_parallel": True, "microbatches": 2},
+            "divides the vocabulary over tensor parallel workers, and pipeline=2 has none",
         ),
         ({"zero": 1, "microbatches": 2}, "zero = 1 shards optimizer states over replicas, and there is only one"),
         ({"zero": 1, "mesh": "data=2", "training": False, "microbatches": 1}, "zero = 1 is for training"),

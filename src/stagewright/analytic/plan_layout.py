@@ -49,7 +49,7 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         master_weights=plan.autocast_dtype is not None,
         gradient_bytes=2 if plan.dtype == "bfloat16" else 4,
         optimizer_states=optimizer.num_states + (1 if plan.optimizer.momentum else 0),
-        divided_vocabulary=False,
+        divided_vocabulary=plan.vocab_parallel,
         schedule=plan.schedule if mesh.pipeline > 1 else "1f1b",
         message_share=_message_share(plan.codec_of(0), plan.compute_dtype) if plan.num_stages > 1 else 1.0,
         order=_ORDERS[innermost],

@@ -73,8 +73,8 @@ def compare(
         hang_s: Seconds without progress after which a run is ended.
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
-            (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``codec``,
-            ``optimizer``, ``training``, ``precision``, ``compile``, ``steps``, …).
+            (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``vocab_parallel``,
+            ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
@@ -134,6 +134,8 @@ def compare_strategies(
         progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategy")
     if base.zero and not any(plan.zero for plan in plans):
         progress.note("--zero applies to data parallelism, and no strategy here has it: add data to --strategy")
+    if base.vocab_parallel and not any(plan.vocab_parallel for plan in plans):
+        progress.note("--vocab-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
 
     def report(plan: Plan, text: str) -> None:
         sharding = sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)

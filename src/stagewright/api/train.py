@@ -119,8 +119,8 @@ def train(
         progress: Receives notes while it trains.
         options: Options of the plan (``mesh``, which may also be a strategy such as fsdp, ``epochs``, ``batch``,
             ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``fsdp_shards``,
-            ``fsdp_gather``, ``zero``, ``clip``, ``checkpoint_every``, …), of the optimizer (``optimizer``,
-            ``learning_rate``, ``momentum``, ``weight_decay``, ``lr_schedule``,
+            ``fsdp_gather``, ``zero``, ``vocab_parallel``, ``clip``, ``checkpoint_every``, …), of the optimizer
+            (``optimizer``, ``learning_rate``, ``momentum``, ``weight_decay``, ``lr_schedule``,
             ``lr_warmup_steps``) and of the model (``image_size``, …).
 
     Example:

@@ -156,6 +156,9 @@ FSDPGather = Annotated[
     ),
 ]
 Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of replicas that hold all parameters.")]
+VocabParallel = Annotated[
+    bool, run_option("--vocab-parallel", help="Tensor parallel workers divide the vocabulary and its loss.")
+]
 Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")]
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]
 BatchNorm = Annotated[

@@ -28,6 +28,7 @@ from stagewright.graph.stage import Stage
 BACKEND_VARIABLE = "STAGEWRIGHT_COMPILE_BACKEND"
 _MAX_VARIANTS = 64  # compiled variants of one forward: blocks of several shapes, micro-batch sizes, train and eval
 _MAX_REASONS = 3
+_EAGER = "_stagewright_eager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +66,15 @@ def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compile_units(modules: Iterable[nn.Module]) -> None:
-    """Compile the forward of each module, in place."""
-    for module in dict.fromkeys(modules):
+    """Compile the forward of each module, in place, except those that must stay eager."""
+    for module in _compilable(modules):
         module.__dict__["forward"] = compile_function(module.forward)
 
 
 @contextmanager
 def compiled_units(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Compile the forward of each module inside the block."""
-    unique = list(dict.fromkeys(modules))
+    unique = _compilable(modules)
     before = [module.__dict__.get("forward") for module in unique]
     compile_units(unique)
     try:
@@ -94,6 +95,16 @@ def compile_stage(stage: Stage) -> None:
     exec(compile(_with_statements(stage, code.src, scope), "<compiled stagewright stage>", "exec"), scope)
     stage._run = compile_function(scope["forward"])
     stage._has_contexts = False
+
+
+def mark_eager(module: nn.Module) -> None:
+    """Keep a module eager, also where it is a unit of its own, because it communicates in Python."""
+    module.__dict__[_EAGER] = True
+    module.__dict__["forward"] = keep_eager(module.forward)
+
+
+def _compilable(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    return [module for module in dict.fromkeys(modules) if not module.__dict__.get(_EAGER)]
 
 
 def keep_eager(function: Callable[..., Any]) -> Callable[..., Any]:

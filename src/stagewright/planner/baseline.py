@@ -82,6 +82,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         fsdp_shards=None,
         fsdp_gather="auto",
         zero=0,
+        vocab_parallel=False,
         stages=None,
         cuts=(),
         placement="auto",

@@ -137,6 +137,7 @@ def fit_strategies(
                 mesh=mesh,
                 shard=zero == 3,
                 zero=zero % 3,
+                vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
                 recompute=recompute,
                 microbatches=microbatches if mesh.pipeline > 1 else 1,
             ),

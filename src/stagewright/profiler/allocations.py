@@ -24,12 +24,17 @@ class AllocationCounter(TorchDispatchMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        inputs = {tensor.untyped_storage()._cdata for tensor in tensors_in((args, kwargs))}
+        inputs = {_storage(tensor)._cdata for tensor in tensors_in((args, kwargs))}
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
-        for storage in (tensor.untyped_storage() for tensor in tensors_in(result)):
+        for storage in (_storage(tensor) for tensor in tensors_in(result)):
             if storage._cdata not in inputs:
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()  # type: ignore[no-untyped-call]
         num_bytes = sum(num_bytes for _, num_bytes in self._live.values())
         self.peak_bytes = max(self.peak_bytes, num_bytes)
         self._on_change(num_bytes)
         return result
+
+
+def _storage(tensor: Any) -> Any:
+    """Return the storage of a tensor, or of this worker's part of one that workers divide."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()

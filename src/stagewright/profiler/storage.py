@@ -29,8 +29,12 @@ def copy_with_tensors(value: Any, tensors: Iterable[torch.Tensor]) -> Any:
 def storage_of(tensor: torch.Tensor) -> tuple[Hashable, int, object]:
     """Return the identity and bytes of a tensor's storage, and an object that keeps the identity valid.
 
-    The identity is an address, which torch reuses as soon as the storage is freed.
+    The identity is an address, which torch reuses as soon as the storage is freed. Of a tensor that workers divide, it
+    is the storage of this worker's part.
     """
+    if hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            tensor = tensor.to_local()
     try:
         storage = tensor.untyped_storage()
         return (str(tensor.device), storage.data_ptr()), storage.nbytes(), storage

@@ -193,6 +193,8 @@ class RunResult:
     """How often FSDP gathers parameters: step, microbatch, or auto."""
     zero: int = 0
     """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
+    vocab_parallel: bool = False
+    """Whether tensor parallel workers divide the vocabulary."""
     workers: int = 0
     batch: int = 0
     """Samples in a step, over all workers."""
@@ -284,6 +286,7 @@ class RunResult:
             "fsdp_shards": plan.fsdp_shards,
             "fsdp_gather": plan.fsdp_gather,
             "zero": plan.zero,
+            "vocab_parallel": plan.vocab_parallel,
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,
             "microbatches": plan.microbatches,

@@ -50,7 +50,7 @@ def predict(costs: PlanCosts, cut_names: tuple[str, ...] = (), *, timeline: bool
         workers=workers,
         links=_links(costs),
         collectives=_collectives(costs, allreduces),
-        tensor_bytes=max(costs.tensor_bytes(worker) for worker in range(plan.mesh.pipeline)),
+        tensor_bytes=max(sum(costs.tensor_bytes(worker)) for worker in range(plan.mesh.pipeline)),
         data_bytes=max(allreduce.num_bytes for allreduce in allreduces),
         segments=_segments(costs, times, allreduces, ends) if timeline else (),
     )
@@ -172,16 +172,20 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
         count: int,
         num_bytes: int,
         passes: int = 2,
+        gathered_bytes: int = 0,
         sent: int = 0,
     ) -> None:
         if count > 1 and num_bytes:
-            sent = sent or int(ring_bytes(count, num_bytes, passes=passes))
+            rings = ring_bytes(count, num_bytes, passes=passes) + ring_bytes(count, gathered_bytes, passes=1)
+            sent = sent or int(rings)
+            num_bytes += gathered_bytes
             uses.append(
                 CollectiveUse(axis=axis, worker=worker, num_workers=count, num_bytes=num_bytes, sent_bytes=sent)
             )
 
     for worker, allreduce in enumerate(allreduces):
-        add("tensor", worker, plan.mesh.tensor, costs.tensor_bytes(worker))
+        reduced, gathered = costs.tensor_bytes(worker)
+        add("tensor", worker, plan.mesh.tensor, reduced, gathered_bytes=gathered)
         add("expert", worker, plan.mesh.expert, costs.expert_row_bytes(worker), passes=1)
         replicated = costs.replicated_gradient_bytes(worker)
         sent = 0

@@ -223,6 +223,8 @@ class Plan:
     needs less memory and sends more; auto: step in a pipeline, microbatch without."""
     zero: int = 0
     """ZeRO stage of replicas that hold all parameters: 1 shards optimizer states, 2 also gradients; 3 is `shard`."""
+    vocab_parallel: bool = False
+    """Tensor parallel workers divide the vocabulary: embeddings, heads, and the cross-entropy of divided logits."""
     context_attention: ContextAttention = "ring"
     """How context parallel workers attend to each other's positions: keys and values go around a ring, or heads are
     divided by all-to-alls (Ulysses)."""

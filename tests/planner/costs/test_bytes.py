@@ -28,11 +28,13 @@ CUTS = ("vit.layers.0", "vit.layers.1", "vit.layers.2")
         {"mesh": Mesh(data=2), "zero": 2},
         {"mesh": Mesh(tensor=2), "recompute": "always"},
         {"mesh": Mesh(pipeline=2)},
+        {"mesh": Mesh(tensor=2), "vocab_parallel": True, "recompute": "always"},  # the loss is not recomputed
     ],
     ids=lambda fields: str(fields["mesh"]) + (" sharded" if fields.get("shard") else f" zero {fields.get('zero', 0)}"),
 )
 def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
-    model = ModelSpec(name="digits-vit")
+    is_divided = "vocab_parallel" in fields
+    model = ModelSpec(name="llama-tiny", sequence_length=16) if is_divided else ModelSpec(name="digits-vit")
     plan = Plan(
         model=model, batch=8, microbatches=2, steps=1, warmup=0, devices=default_devices(2, share=True), **fields
     )
@@ -51,7 +53,7 @@ def test_a_run_counts_the_same(fields: dict[str, Any], tmp_path: Path) -> None:
         assert one.num_bytes == pytest.approx(counted[axis], rel=0.01)
         is_sharded = plan.shard or plan.zero > 0
         assert one.sent_bytes == one.num_bytes // (2 if is_sharded else 1), "two workers: a half once, or twice"
-    if plan.zero:
+    if plan.zero or plan.vocab_parallel:
         memory = forecast.workers[0].memory
         assert memory.optimizer_bytes == pytest.approx(run.memory[0].optimizer, rel=0.02)
         assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[0], rel=0.02)
@@ -91,3 +93,26 @@ def test_fsdp_bytes_and_memory(fields: dict[str, Any], tmp_path: Path) -> None:
         memory = forecast.workers[worker].memory
         assert memory.optimizer_bytes == pytest.approx(run.memory[worker].optimizer, rel=0.02)
         assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[worker], rel=0.03)
+
+
+def test_gathered_logits_of_inference(tmp_path: Path) -> None:
+    """In inference, workers with a divided vocabulary all-gather the logits: one pass on a ring, not two."""
+    plan = Plan(
+        model=ModelSpec(name="llama-tiny", sequence_length=16),
+        batch=4,
+        microbatches=2,
+        steps=1,
+        warmup=0,
+        training=False,
+        mesh=Mesh(tensor=2),
+        vocab_parallel=True,
+        devices=default_devices(2, share=True),
+    )
+    run = run_plan(plan, tmp_path)
+    measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)
+    forecast = prepare_plan(plan, measured, cluster_of(2)).forecast()
+    found = next(one for one in forecast.collectives if one.worker == 0)
+    logits = 4 * 16 * 8192 * 4
+    assert found.num_bytes == run.collective_bytes[0]["tensor"]
+    assert found.sent_bytes == found.num_bytes - logits // 2
+    assert forecast.workers[0].memory.counted_bytes == pytest.approx(run.peak_memory_bytes[0], rel=0.02)

@@ -61,10 +61,12 @@ class ModelPart:
         """Why tensor parallel workers all compute some layers; "" if there are none."""
         if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
             gc.collect()  # a dead autograd graph of capture would keep the gradient shape of a whole weight
-            regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+            regions = plan_tensor_parallel(model.module, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel)
             self.replicated = regions.replicated
             require_whole_regions(regions, [call.target for call in self.graph.calls])
-            self.tensor_axis = apply_tensor_parallel(model.module, context.tensor_group, plan=regions)
+            self.tensor_axis = apply_tensor_parallel(
+                model.module, context.tensor_group, plan=regions, gather_logits=self.compile_mode != "none"
+            )
         self.context_axis: ContextAxis | None = None
         self._blocks: list[str] = []
         if plan.mesh.context > 1:

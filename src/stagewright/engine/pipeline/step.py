@@ -23,6 +23,7 @@ from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, Pi
 from stagewright.engine.pipeline.links import TensorShape
 from stagewright.engine.pipeline.transfers import ReceivePlan, Transfer
 from stagewright.engine.pipeline.transport import AHEAD, AHEAD_IN_SCHEDULES, Receiver, Sender
+from stagewright.engine.tensor.divided_logits import gather_logits
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.recorder import recorder
@@ -163,6 +164,7 @@ class PipelineStep:
         if stage == self.last_stage:
             self._compute_loss(action, outputs, leaves, is_recomputed)
             return
+        outputs = gather_logits(outputs)
         if self.training:
             pairs = zip(outputs, links.needs_gradient[stage], strict=True)
             roots = [self._make_root(value) for value, needed in pairs if needed]
@@ -185,6 +187,8 @@ class PipelineStep:
         """Compute the model's output and the loss after the last stage."""
         microbatch = self.batch[action.microbatch]
         output = self.config.unflatten(outputs)
+        if self.keep_outputs and not self.training:
+            output = gather_logits(output)
         if self.with_loss:
             start = recorder.now()
             with self.config.autocast():
@@ -197,7 +201,7 @@ class PipelineStep:
                 state = BackwardState(leaves, roots, is_recomputed=is_recomputed)
                 self.backward_states[action.stage, action.microbatch] = state
         if self.keep_outputs:
-            self.result.outputs.append(output)
+            self.result.outputs.append(gather_logits(output))
 
     def _backward(self, action: Action) -> None:
         stage, number = action.stage, action.microbatch

@@ -3,9 +3,10 @@
     plan = plan_tensor_parallel(model, 2)      # which layers are column- or row-parallel, or an error with the reason
     axis = apply_tensor_parallel(model, group) # in place; ``axis.payload_bytes`` counts the all-reduces
 
-Embeddings, norms, output heads and layers that can't be split are replicated. So outputs and loss are identical on
-every worker, and gradients of replicated parameters need no further all-reduce. Workers of one tensor axis must share
-their random state: dropout masks then match the single-device baseline (``dropout.py``).
+Norms and layers that can't be split are replicated, embeddings and output heads too unless the vocabulary is divided
+(``vocabulary.py``). So outputs and loss are identical on every worker, and gradients of replicated parameters need no
+further all-reduce. Workers of one tensor axis must share their random state: dropout masks then match the
+single-device baseline (``dropout.py``).
 A model that returns attention weights is rejected, because each worker has only the weights of its own heads.
 """
 
@@ -22,6 +23,7 @@ from stagewright.engine.tensor.axis import TensorAxis, process_group_of
 from stagewright.engine.tensor.dropout import ShardedDropout
 from stagewright.engine.tensor.layers import Region, shard_layer, shard_layouts
 from stagewright.engine.tensor.regions import RegionPlan, find_regions, layer_sizes
+from stagewright.engine.tensor.vocabulary import VocabularyPlan, find_vocabulary, shard_vocabulary
 from stagewright.errors import UsageError
 
 
@@ -34,10 +36,15 @@ class TensorPlan:
     """Attention and feed-forward regions, in the model's order."""
     replicated: str = ""
     """Why some attentions or feed-forward layers are not split, but computed by every worker; "" if there are none."""
+    vocabulary: VocabularyPlan | None = None
+    """Embeddings and heads that are divided; None: they are replicated."""
 
 
-def plan_tensor_parallel(model: nn.Module, num_workers: int) -> TensorPlan:
-    """Choose the parallel style of each layer of ``model``; raise ``UsageError`` if the model can't be split."""
+def plan_tensor_parallel(model: nn.Module, num_workers: int, *, vocab_parallel: bool = False) -> TensorPlan:
+    """Choose the parallel style of each layer of ``model``; raise ``UsageError`` if the model can't be split.
+
+    ``vocab_parallel``: divide embeddings and heads over the vocabulary.
+    """
     if num_workers < 1:
         raise UsageError(f"tensor={num_workers}: the number of workers must be 1 or more")
     if shard_layouts(model):
@@ -52,26 +59,37 @@ def plan_tensor_parallel(model: nn.Module, num_workers: int) -> TensorPlan:
         for what, number in region.divisible.items():
             if number % num_workers:
                 raise _not_divisible(model, region, what, number, num_workers, regions)
-    return TensorPlan(num_workers=num_workers, regions=regions, replicated=replicated)
+    vocabulary = None
+    if vocab_parallel:
+        in_regions = [name for region in regions for name, _ in region.layers()]
+        vocabulary = find_vocabulary(model, num_workers, in_regions)
+        replicated = replicated or vocabulary.replicated
+    return TensorPlan(num_workers=num_workers, regions=regions, replicated=replicated, vocabulary=vocabulary)
 
 
-def apply_tensor_parallel(model: nn.Module, group: Any, *, plan: TensorPlan | None = None) -> TensorAxis:
+def apply_tensor_parallel(
+    model: nn.Module, group: Any, *, plan: TensorPlan | None = None, gather_logits: bool = False
+) -> TensorAxis:
     """Shard ``model`` in place over ``group``, a process group or a one-dimensional device mesh.
 
     Every worker must hold the same full weights before, and keeps its shard. Parameters remain the same objects under
-    the same names; ``full_state.full_tensors`` gathers the full values.
+    the same names; ``full_state.full_tensors`` gathers the full values. ``gather_logits``: see ``shard_vocabulary``.
     """
     axis = TensorAxis(process_group_of(group))
     plan = plan or plan_tensor_parallel(model, axis.num_workers)
     if plan.num_workers != axis.num_workers:
         raise UsageError(f"the plan splits over {plan.num_workers} workers, but the group has {axis.num_workers}")
     if axis.num_workers > 1:
-        shard_regions(model, plan, axis, shard_dropout=True)
+        shard_layers(model, plan, axis, shard_dropout=True, gather_logits=gather_logits)
     return axis
 
 
-def shard_regions(model: nn.Module, plan: TensorPlan, axis: TensorAxis, *, shard_dropout: bool) -> None:
-    """Shard the layers of all regions in place; ``shard_dropout``: draw the dropout masks of the whole model."""
+def shard_layers(
+    model: nn.Module, plan: TensorPlan, axis: TensorAxis, *, shard_dropout: bool, gather_logits: bool = False
+) -> None:
+    """Shard all regions and the vocabulary in place; ``shard_dropout``: draw the dropout masks of the whole model."""
+    if plan.vocabulary is not None:
+        shard_vocabulary(model, plan.vocabulary, axis, gather=gather_logits)
     for region_plan in plan.regions:
         owner = model.get_submodule(region_plan.owner)
         has_dropout = shard_dropout and _has_dropout(owner)

@@ -4,11 +4,12 @@
     copy_to_region         identity       all-reduce      where a replicated activation enters the region
     reduce_from_region     all-reduce     identity        where the partial sums leave it
 
-All traffic of the tensor axis in a training step goes through ``TensorAxis.all_reduce``, which counts it.
+All traffic of the tensor axis in a step goes through ``TensorAxis.all_reduce`` and ``gather_shards``, which count it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -33,11 +34,11 @@ class Axis:
         """Return self: a copy of a model communicates through the same group."""
         return self
 
-    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum ``value`` in place over the workers."""
+    def all_reduce(self, value: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Sum ``value`` in place over the workers, or reduce it by another operation."""
         self.payload_bytes += value.nbytes
         start = recorder.now()
-        dist.all_reduce(value, group=self.group)
+        dist.all_reduce(value, op=op, group=self.group)
         recorder.add("collective", start, num_bytes=value.nbytes, note=self.name)
         return value
 
@@ -65,6 +66,19 @@ class TensorAxis(Axis):
         """All-reduce the workers' partial sums, in place."""
         return _ReduceFromRegion.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
 
+    def reduce_values(self, value: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """All-reduce, in place, what autograd does not follow, such as the sums of a divided loss."""
+        return self.all_reduce(value, op)
+
+    def gather_shards(self, shard: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """All-gather shards of ``sizes`` along ``dim`` and return the whole tensor, whose bytes are counted."""
+        start = recorder.now()
+        shards = self.all_gather(pad_shard(shard, max(sizes), dim))
+        whole = torch.cat([part.narrow(dim, 0, size) for part, size in zip(shards, sizes, strict=True)], dim)
+        self.payload_bytes += whole.nbytes
+        recorder.add("collective", start, num_bytes=whole.nbytes, note=self.name)
+        return whole
+
 
 class _CopyToRegion(torch.autograd.Function):
     @staticmethod
@@ -89,6 +103,20 @@ class _ReduceFromRegion(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
+
+
+def shard_sizes(total: int, num_workers: int) -> tuple[int, ...]:
+    """Divide ``total`` into shards that differ by at most 1, the larger ones first."""
+    return tuple(total // num_workers + (index < total % num_workers) for index in range(num_workers))
+
+
+def pad_shard(shard: torch.Tensor, size: int, dim: int) -> torch.Tensor:
+    """Return the shard with zeros appended along ``dim``, because collectives need equal shapes."""
+    if shard.shape[dim] == size:
+        return shard
+    shape = list(shard.shape)
+    shape[dim] = size - shape[dim]
+    return torch.cat([shard, shard.new_zeros(shape)], dim)
 
 
 def process_group_of(axis: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stagewright.engine.tensor.axis import Axis, TensorAxis
+from stagewright.engine.tensor.axis import Axis, TensorAxis, pad_shard, shard_sizes
 from stagewright.engine.tensor.dropout import ShardedDropout
 from stagewright.machine.hollow import is_hollow
 
@@ -38,13 +38,29 @@ class ShardLayout:
     sections: tuple[int, ...]
     """Relative sizes of the sections."""
     axis: Axis
+    full_size: int | None = None
+    """Size of the dimension where shards may be unequal, such as the rows of a vocabulary; None: equal shards."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of all workers' shards of a dimension with ``full_size``."""
+        assert self.full_size is not None
+        return shard_sizes(self.full_size, self.axis.num_workers)
+
+    @property
+    def start(self) -> int:
+        """Index of this worker's first row of a dimension with ``full_size``."""
+        return sum(self.sizes[: self.axis.index])
 
     def shard(self, full: torch.Tensor) -> torch.Tensor:
         """Return this worker's shard of a full tensor."""
         num_workers, index = self.axis.num_workers, self.axis.index
         if is_hollow(full):
-            shape = [size // num_workers if dim == self.dim else size for dim, size in enumerate(full.shape)]
+            held = full.shape[self.dim] // num_workers if self.full_size is None else self.sizes[index]
+            shape = [held if dim == self.dim else size for dim, size in enumerate(full.shape)]
             return full.as_strided(shape, full.stride())
+        if self.full_size is not None:
+            return full.narrow(self.dim, self.start, self.sizes[index]).clone(memory_format=torch.contiguous_format)
         shards = [section.chunk(num_workers, self.dim)[index] for section in self._sections(full)]
         return torch.cat(shards, self.dim).contiguous()
 
@@ -53,6 +69,10 @@ class ShardLayout:
 
         ``device``: where the full tensor is assembled, because a worker's device may have no room for it.
         """
+        if self.full_size is not None:
+            shards = self.axis.all_gather(pad_shard(shard, max(self.sizes), self.dim))
+            parts = [part.narrow(self.dim, 0, size) for part, size in zip(shards, self.sizes, strict=True)]
+            return torch.cat([part if device is None else part.to(device) for part in parts], self.dim)
         shards = self.axis.all_gather(shard)
         sections = [self._sections(tensor if device is None else tensor.to(device)) for tensor in shards]
         return torch.cat([held[index] for index in range(len(self.sections)) for held in sections], self.dim)

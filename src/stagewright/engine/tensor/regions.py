@@ -12,6 +12,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -72,7 +73,7 @@ def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
     Also return why other attentions or feed-forward layers stay replicated: the first reason, "" if there are none.
     """
     modules = dict(model.named_modules())
-    holders = _holders(model)
+    holders = parameter_holders(model)
     regions, reasons = _find_attentions(model, modules, holders)
     row_layers = {region.row_layer for region in regions}
     blocks = [_block(name, modules) for name, module in modules.items() if _match(module, ATTENTION)]
@@ -230,8 +231,8 @@ def _attributes_to_divide(
 
     Raise if that is uncertain for one.
     """
-    read = {name for code in _methods(type(owner)) for name in code.co_names}
-    if any("embed_dim" in code.co_varnames for code in _methods(type(owner))):
+    read = {name for code in methods_of(type(owner)) for name in code.co_names}
+    if any("embed_dim" in code.co_varnames for code in methods_of(type(owner))):
         raise UsageError(
             f"{where}: its code takes the total width of its heads, embed_dim, from the input, which is wider than one "
             "worker's heads; tensor parallelism can't change that: use data or pipeline instead"
@@ -264,7 +265,8 @@ def _attributes_to_divide(
     return tuple(own), tuple(config_attributes)
 
 
-def _methods(kind: type) -> Iterator[Any]:
+def methods_of(kind: type) -> Iterator[CodeType]:
+    """Yield the code of a module class's methods, without ``__init__``."""
     for base in kind.__mro__:
         if base is nn.Module:
             return
@@ -320,7 +322,7 @@ def _require_untied(layers: list[nn.Module], holders: dict[int, list[str]], wher
             )
 
 
-def _holders(model: nn.Module) -> dict[int, list[str]]:
+def parameter_holders(model: nn.Module) -> dict[int, list[str]]:
     """Return all names of each parameter, by its identity: several for a tied weight."""
     holders: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():

@@ -137,4 +137,6 @@ class _Line:
         return TensorTraffic(
             forward_bytes=sizes(first.forward_bytes, second.forward_bytes),
             backward_bytes=sizes(first.backward_bytes, second.backward_bytes),
+            gathered_bytes=sizes(first.gathered_bytes, second.gathered_bytes),
+            loss_bytes=sizes(first.loss_bytes, second.loss_bytes),
         )

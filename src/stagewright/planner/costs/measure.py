@@ -49,7 +49,7 @@ class ModelCosts:
     profile: Profile
     overheads: ModelOverheads
     tensor: tuple[TensorTraffic, ...] | None = None
-    """Tensor all-reduces of its units; None without tensor parallelism."""
+    """Tensor collectives of its units; None without tensor parallelism."""
     num_tensor: int = 1
     """Tensor parallel size."""
     whole: Profile | None = None
@@ -132,9 +132,11 @@ def _measure(
         plan_expert_parallel(graph.model, plan.mesh.expert)  # raises before anything is measured
     tensor, whole, part = None, None, "whole layers"
     if plan.mesh.tensor > 1:
-        plan_tensor_parallel(graph.model, plan.mesh.tensor)  # raises before anything is measured
+        # Raises before anything is measured.
+        plan_tensor_parallel(graph.model, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel)
         whole, part = measure_profile(part, None), f"one of {plan.mesh.tensor} workers"
-        tensor = _shard(plan, model, graph, device)
+        part += " with a divided vocabulary" if plan.vocab_parallel else ""
+        tensor = _shard(plan, model, graph, device, mode)
     profile = measure_profile(part, progress)
     if plan.training:
         # A size is given when many plans are compared, with any schedule.
@@ -150,11 +152,13 @@ def _measure(
     )
 
 
-def _shard(plan: Plan, model: Model, graph: UnitGraph, device: Device) -> tuple[TensorTraffic, ...]:
-    """Shard the model's layers in place as one tensor parallel worker; return the units' all-reduces."""
-    axis = shard_alone(graph, plan.mesh.tensor)
-    with preserved(graph.model), cpu_offload.offloaded(graph.model, device.torch_device()):
-        traffic = record_traffic(graph, axis, model.args, model.kwargs)
+def _shard(plan: Plan, model: Model, graph: UnitGraph, device: Device, mode: Compile) -> tuple[TensorTraffic, ...]:
+    """Shard the model's layers in place as one tensor parallel worker; return the units' collectives."""
+    axis = shard_alone(graph, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel, gather_logits=mode != "none")
+    loss = (lambda output: model.loss(output, model.target)) if plan.training else None
+    target = device.torch_device()
+    with preserved(graph.model), cpu_offload.offloaded(graph.model, target), autocast_of(plan, target):
+        traffic = record_traffic(graph, axis, model.args, model.kwargs, loss)
     if len(traffic) != len(graph.calls):
         raise UsageError(f"{plan.model.name} calls units inside units: its tensor parallelism can't be forecast")
     return traffic

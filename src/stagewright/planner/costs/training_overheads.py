@@ -123,7 +123,7 @@ class _SingleReplica(DataParallelReplica):
         self.module, self.num_bytes = module, 0
         self._norms = find_tracked_norms(module)
 
-    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, value: torch.Tensor, op: Any = None) -> torch.Tensor:
         self.num_bytes = value.nbytes
         return value
 

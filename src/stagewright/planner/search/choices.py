@@ -83,6 +83,7 @@ def enumerate_plans(
                 fsdp_shards=fsdp_shards,
                 fsdp_gather=gather,  # type: ignore[arg-type]
                 zero=zero,
+                vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
                 stages=None,
                 cuts=(),
                 placement="auto",

@@ -84,7 +84,8 @@ def format_rate(row: RunResult) -> str:
 def strategy_label(row: RunResult) -> str:
     """Name a strategy: ``data, FSDP``."""
     sharding = sharding_name(row.shard, row.zero, row.fsdp_gather, row.fsdp_shards)
-    return f"{row.strategy}, {sharding}" if sharding else str(row.strategy)
+    options = [sharding, "divided vocabulary" if row.vocab_parallel else ""]
+    return ", ".join([str(row.strategy), *(option for option in options if option)])
 
 
 def failure_tracebacks(rows: Sequence[RunResult]) -> list[str]:

@@ -126,17 +126,18 @@ class PlanCosts:
         """The shares of the micro-batches that a checkpointed stage recomputes."""
         return self.shares[:-1] if self.plan.recompute == "except-last" else self.shares
 
-    def tensor_bytes(self, worker: int) -> int:
-        """Return the bytes of a worker's tensor all-reduces in a step."""
-        total = 0.0
+    def tensor_bytes(self, worker: int) -> tuple[int, int]:
+        """Return the bytes of a worker's tensor all-reduces and all-gathers in a step."""
+        reduced, gathered = 0.0, 0.0
         for index, stage in enumerate(self.stages):
             if stage.worker != worker:
                 continue
             forward, backward = sum(stage.tensor_forward_bytes), sum(stage.tensor_backward_bytes)
-            total += sum(self.shares) * (forward + (backward if self.plan.training else 0))
-            if self.recomputes(index):
-                total += sum(self.recomputed_shares) * forward
-        return int(total)
+            passes = sum(self.shares) + (sum(self.recomputed_shares) if self.recomputes(index) else 0)
+            reduced += passes * forward + sum(self.shares) * sum(stage.tensor_loss_bytes)
+            reduced += sum(self.shares) * backward if self.plan.training else 0
+            gathered += passes * sum(stage.tensor_gathered_bytes)
+        return int(reduced), int(gathered)
 
     def expert_row_bytes(self, worker: int) -> int:
         """Return the bytes of the rows in a worker's all-to-alls in a step, before its own share is taken off."""
@@ -238,7 +239,7 @@ def plan_costs(
         tied_bytes=sum(entry.num_bytes for entry in shared) - sum(entry.num_bytes for entry in on_one_worker),
         shared_parameters=on_one_worker,
         batch_input_bytes=_batch_input_bytes(plan, profile),
-        output_bytes=units[-1].output_bytes,
+        output_bytes=max(units[-1].output_bytes, *traffic[-1].gathered_bytes, 0),
         serial_s=serial_s,
         contention=builder.contention,
     )

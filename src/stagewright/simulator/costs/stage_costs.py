@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
-from stagewright.simulator.collective import all_reduce_s, all_to_all_s
+from stagewright.simulator.collective import all_gather_s, all_reduce_s, all_to_all_s
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.fsdp import (
     copy_s,
@@ -48,6 +48,10 @@ class StageCosts:
     tensor_forward_bytes: tuple[int, ...]
     """Bytes of each of them."""
     tensor_backward_bytes: tuple[int, ...]
+    tensor_gathered_bytes: tuple[int, ...]
+    """Bytes of each all-gather of the tensor axis in forward."""
+    tensor_loss_bytes: tuple[int, ...]
+    """Bytes of each all-reduce of the tensor axis in the loss."""
     expert_s: float
     """All-to-alls of the expert axis in forward; as many in backward."""
     expert_row_bytes: int
@@ -156,8 +160,9 @@ class StageCostBuilder:
         self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
         self._separate = separately_gathered_bytes(parameters)
         self._shard_group, tensor_group = topology.shard_group(plan.num_shards), topology.group("tensor")
-        sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes)}
+        sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes, *unit.loss_bytes)}
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
+        self._tensor_group = tensor_group
         self.experts = experts
         self._expert_group = topology.expert_group()
         # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one; so does FSDP that
@@ -179,6 +184,8 @@ class StageCostBuilder:
         traffic = self.traffic[first : last + 1]
         forward_bytes = tuple(itertools.chain.from_iterable(unit.forward_bytes for unit in traffic))
         backward_bytes = tuple(itertools.chain.from_iterable(unit.backward_bytes for unit in traffic))
+        gathered = tuple(itertools.chain.from_iterable(unit.gathered_bytes for unit in traffic))
+        loss_sizes = tuple(itertools.chain.from_iterable(unit.loss_bytes for unit in traffic))
         parameter_bytes, saved_bytes = self._parameters.of(first, last), self._saved.of(first, last)
         rows = [size for unit in self.experts[first : last + 1] for size in unit.row_bytes]
         expert_bytes = sum(unit.parameter_bytes for unit in self.experts[first : last + 1])
@@ -195,10 +202,13 @@ class StageCostBuilder:
             forward_s=forward_s,
             backward_input_s=sum(unit.backward_input.median_s for unit in units) * backward_scale,
             backward_weight_s=sum(unit.backward_weight.median_s for unit in units) * backward_scale,
-            tensor_forward_s=sum(self._allreduce_s[size] for size in forward_bytes),
+            tensor_forward_s=sum(self._allreduce_s[size] for size in (*forward_bytes, *loss_sizes))
+            + sum(all_gather_s(self._tensor_group, size) for size in gathered),
             tensor_backward_s=sum(self._allreduce_s[size] for size in backward_bytes),
             tensor_forward_bytes=forward_bytes,
             tensor_backward_bytes=backward_bytes,
+            tensor_gathered_bytes=gathered,
+            tensor_loss_bytes=loss_sizes,
             expert_s=self._expert_s(rows) if plan.mesh.expert > 1 else 0.0,
             expert_row_bytes=sum(rows) if plan.mesh.expert > 1 else 0,
             expert_bytes=held_bytes,
@@ -216,7 +226,7 @@ class StageCostBuilder:
             gather_rise_bytes=(
                 self._gather_rises(first, last, recomputed=plan.recomputes(index)) if self._gathers_often else (0, 0)
             ),
-            working_memory=self._working_memory(index, first, last),
+            working_memory=self._working_memory(index, first, last, max(gathered, default=0)),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
 
@@ -265,7 +275,7 @@ class StageCostBuilder:
             freed, held = freed + unit_saved, held - own
         return forward, backward
 
-    def _working_memory(self, index: int, first: int, last: int) -> StageWorkingMemory:
+    def _working_memory(self, index: int, first: int, last: int, whole_bytes: int) -> StageWorkingMemory:
         return stage_working_memory(
             self.units,
             first,
@@ -273,6 +283,7 @@ class StageCostBuilder:
             self.model_overheads,
             recomputed=self.plan.recomputes(index),
             training=self.plan.training,
+            whole_bytes=whole_bytes,
             held_share=self._gradient_share,
             gathered=self._separate if self._gathers_often else (),
         )

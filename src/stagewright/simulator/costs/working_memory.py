@@ -48,6 +48,7 @@ def stage_working_memory(
     *,
     recomputed: bool,
     training: bool,
+    whole_bytes: int = 0,
     held_share: float = 1.0,
     gathered: Sequence[int] = (),
 ) -> StageWorkingMemory:
@@ -55,7 +56,8 @@ def stage_working_memory(
 
     ``recomputed``: forward saves nothing inside the stage; backward starts when all of it is recomputed and the loss
     backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them.
-    ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others.
+    ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others. ``whole_bytes``: logits of a
+    divided vocabulary that are gathered after the last unit.
     """
     stage_units = units[first : last + 1]
     if not any(unit.forward_working_bytes for unit in stage_units):
@@ -67,7 +69,8 @@ def stage_working_memory(
         forward = max(forward, saved + unit.forward_working_bytes + 2 * gathered_bytes[index])
         saved = unit.output_bytes if recomputed or not training else saved + unit.saved_bytes.added(first)
     if not training:
-        return StageWorkingMemory(forward_bytes=forward)
+        # The parts that an all-gather receives, and the whole that is made of them.
+        return StageWorkingMemory(forward_bytes=max(forward, saved + 2 * whole_bytes if whole_bytes else 0))
     if is_last:
         forward = max(forward, saved + overheads.loss_forward_working_bytes)
     loss_saved, loss_rise = (overheads.loss_kept_bytes, overheads.loss_backward_working_bytes) if is_last else (0, 0)

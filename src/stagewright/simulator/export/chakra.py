@@ -41,8 +41,9 @@ def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
     if mesh.expert > 1:
         raise UsageError(f"the all-to-alls of expert = {mesh.expert} are not written to Chakra traces: leave it out")
     graph = step_graph(costs)
-    allreduces = sum(len(stage.tensor_forward_bytes) + len(stage.tensor_backward_bytes) for stage in costs.stages)
-    num_nodes = graph.num_nodes + allreduces * graph.num_microbatches
+    sizes = ("tensor_forward_bytes", "tensor_backward_bytes", "tensor_gathered_bytes", "tensor_loss_bytes")
+    num_collectives = sum(len(getattr(stage, name)) for stage in costs.stages for name in sizes)
+    num_nodes = graph.num_nodes + num_collectives * graph.num_microbatches
     if num_nodes * mesh.data * mesh.tensor > _MAX_NODES:
         raise UsageError(
             f"{num_nodes} actions, P2P transfers and all-reduces on {mesh.data * mesh.tensor} pipelines exceed the "
@@ -93,11 +94,9 @@ class _Rank:
             gather = self._collective(f"gather {name}", Collective.ALL_GATHER, size, before, f"data-{tensor}-{worker}")
             before, duration = [*before, gather], duration - stage.gather_s
         last = self._add(name, NodeType.COMP_NODE, before, duration_s=duration)
-        for size in self._tensor_bytes(node):
+        for collective, size in self._tensor_collectives(node):
             num_bytes = round(size * self._share(node))
-            last = self._collective(
-                f"tensor {name}", Collective.ALL_REDUCE, num_bytes, [last], f"tensor-{data}-{worker}"
-            )
+            last = self._collective(f"tensor {name}", collective, num_bytes, [last], f"tensor-{data}-{worker}")
         if plan.shard and plan.scatters_every_microbatch and kind == BACKWARD and stage.parameter_bytes:
             size, group = stage.parameter_bytes, f"data-{tensor}-{worker}"
             last = self._collective(f"gradients {name}", Collective.REDUCE_SCATTER, size, [last], group)
@@ -105,19 +104,26 @@ class _Rank:
         if kind != FORWARD:
             self.backward[index] = last
 
-    def _tensor_bytes(self, node: int) -> tuple[int, ...]:
-        """Return the bytes of an action's tensor all-reduces, for a micro-batch of the profiled size."""
+    def _tensor_collectives(self, node: int) -> list[tuple[Collective, int]]:
+        """Return an action's tensor all-reduces and all-gathers, for a micro-batch of the profiled size.
+
+        An all-gather has the bytes of one worker's part.
+        """
         index, kind = int(self.graph.stage[node]), self.graph.kind[node]
         stage = self.costs.stages[index]
+        gathered = [
+            (Collective.ALL_GATHER, -(-size // self.costs.plan.mesh.tensor)) for size in stage.tensor_gathered_bytes
+        ]
+        forward = [*((Collective.ALL_REDUCE, size) for size in stage.tensor_forward_bytes), *gathered]
         if kind == FORWARD:
-            return stage.tensor_forward_bytes
+            return [*forward, *((Collective.ALL_REDUCE, size) for size in stage.tensor_loss_bytes)]
         # A split backward has them in its first half; the first stage, whose inputs need no gradient, in the second.
         if kind == (BACKWARD_INPUT if index == 0 else BACKWARD_WEIGHT):
-            return ()
+            return []
         is_last = self.graph.microbatch[node] == len(self.costs.shares) - 1
         exempt = self.costs.plan.recompute == "except-last" and is_last
-        recomputed = stage.tensor_forward_bytes if self.costs.recomputes(index) and not exempt else ()
-        return (*recomputed, *stage.tensor_backward_bytes)
+        recomputed = forward if self.costs.recomputes(index) and not exempt else []
+        return [*recomputed, *((Collective.ALL_REDUCE, size) for size in stage.tensor_backward_bytes)]
 
     def _add_p2p(self, node: int) -> None:
         graph, mesh, (data, tensor, worker) = self.graph, self.costs.plan.mesh, self.coordinates

@@ -189,14 +189,20 @@ def _from_torch(schedule: str, num_ranks: int, stages_per_rank: int, num_microba
             f"schedule {schedule!r} can't run {num_microbatches} micro-batches on {num_ranks} workers with "
             f"{stages_per_rank} stages each: {reason}"
         ) from error
-    kinds = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.BACKWARD_INPUT, "W": Kind.BACKWARD_WEIGHT}
+    # By name: the values differ between versions of torch.
+    kinds = {
+        "FORWARD": Kind.FORWARD,
+        "FULL_BACKWARD": Kind.BACKWARD,
+        "BACKWARD_INPUT": Kind.BACKWARD_INPUT,
+        "BACKWARD_WEIGHT": Kind.BACKWARD_WEIGHT,
+    }
     converted: list[tuple[Action, ...]] = []
     for rank in range(num_ranks):
         actions: list[Action] = []
         for operation in orders[rank]:
             parts = () if operation is None else operation.sub_actions or (operation,)
             for part in parts:
-                kind = part.computation_type.value
+                kind = part.computation_type.name
                 if kind in kinds and part.microbatch_index is not None:
                     actions.append(Action(kinds[kind], part.stage_index, part.microbatch_index))
         converted.append(tuple(actions))

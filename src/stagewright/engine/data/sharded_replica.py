@@ -71,9 +71,9 @@ class ShardedReplica(DataParallelReplica):
             self._set_up(sharded)
             self._groups.append(sharded)
 
-    def all_reduce(self, value: torch.Tensor) -> torch.Tensor:
-        """Sum ``value`` in place over the replicas."""
-        return super().all_reduce(value) if self._counter is self else self._counter.all_reduce(value)
+    def all_reduce(self, value: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """Sum ``value`` in place over the replicas, or reduce it by another operation."""
+        return super().all_reduce(value, op) if self._counter is self else self._counter.all_reduce(value, op)
 
     def synchronize(self, weight: float) -> None:
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]

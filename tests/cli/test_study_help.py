@@ -17,7 +17,18 @@ from stagewright.studies.runner.load import STUDIES, options_class
 
 SHARED = {"quick", "resume", "restart", "root", "json"}
 # Options whose default depends on the task, the data or the machine.
-CHOSEN = {"client", "tasks", "data", "weights", "devices", "train_samples", "batch", "learning_rate", "size", "fits"}
+CHOSEN = {
+    "client",
+    "tasks",
+    "data",
+    "weights",
+    "devices",
+    "train_samples",
+    "learning_rate",
+    "size",
+    "fits",
+    *("batch", "batches"),
+}
 
 
 def commands(study: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class PlanOptions:
         str | None, opt.choice("fsdp_gather", FSDP_GATHERS, opt.run_option, "--fsdp-gather", hidden=True)
     ] = None
     zero: Annotated[int, opt.run_option("--zero", min=0, max=2, hidden=True)] = 0  # in help as --strategy zero2
-    vocab_parallel: opt.VocabParallel = False
+    vocab_parallel: Annotated[bool, opt.run_option("--vocab-parallel", hidden=True)] = False
     precision: opt.Precision = None
     compile: opt.Compile = None
     batch_norm: Annotated[

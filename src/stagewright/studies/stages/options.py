@@ -25,9 +25,7 @@ class Options:
     policies: tuple[str, ...] = option(
         ("parameters", "macs", "blocks", "time", "optimal"), "Split policies; with commas.", parse=parse_words
     )
-    units: str = option(
-        "auto", "Modules that are never split: auto (whole blocks), leaf (the smallest modules), or names with commas."
-    )
+    units: str = option("auto", "auto (blocks), leaf, or module names with commas.")
     modes: tuple[str, ...] = option(_MODES, "What to run.", parse=parse_words, choices=_MODES)
     batch: int = option(32, "Global batch: samples in a step.", minimum=1, quick=32)
     microbatches: int = option(16, "Micro-batches of a replica.", minimum=1, quick=8)

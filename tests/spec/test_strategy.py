@@ -40,3 +40,8 @@ def test_hsdp_has_groups_of_the_given_size() -> None:
 def test_an_unknown_one_offers_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown strategy 'fsdb'; did you mean 'fsdp'"):
         parse_strategy("fsdb", 2)
+
+
+def test_a_mesh_among_strategies_needs_spaces() -> None:
+    with pytest.raises(UsageError, match=r"separate them with spaces, like 'serial fsdp=2,pp=2'"):
+        parse_strategy("serial,fsdp=2,pp=2", 4)

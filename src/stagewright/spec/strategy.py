@@ -43,6 +43,12 @@ def parse_strategy(text: str, num_devices: int, fsdp_shards: int | None = None) 
     found = _SHARDED_AXIS.search(name)
     sharding = found[1] if found else name if name in _ZERO_STAGES else ""
     if "=" in name:
+        words = [word.strip() for word in name.split(",")]
+        if alone := [word for word in words if strategy_name(word) in STRATEGIES]:
+            meshes = ",".join(word for word in words if word not in alone)
+            raise UsageError(
+                f"{text!r} mixes strategies with a mesh: separate them with spaces, like {' '.join((*alone, meshes))!r}"
+            )
         mesh = Mesh.parse(_SHARDED_AXIS.sub("data=", name))
     elif name not in STRATEGIES:
         raise UnknownName("strategy", text, STRATEGIES, hint="(or a mesh, like data=2,pipeline=2)")

@@ -110,8 +110,8 @@ stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 mi
 ## Activation checkpointing
 
 `--recompute always` saves only a stage's inputs and recomputes its forward before its backward. Without a pipeline, each block
-is such a stage on the same device, so that backward recomputes one block at a time (FSDP recomputes the whole model at once:
-cut it into pipeline stages). `except-last` does not
+is such a stage on the same device, so that backward recomputes one block at a time (FSDP and tensor
+parallelism recompute the whole model at once: cut it into pipeline stages). `except-last` does not
 recompute the last micro-batch: under GPipe its backward follows immediately, so checkpointing it saves nothing. In a plan
 file, `recompute = [true, false]` sets it per stage. Dropout masks and batch norm statistics are those of the first forward:
 [batch norm and dropout](compare.md#batch-norm-and-dropout). With a split backward, a recomputed stage runs

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block
+from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 PLAN = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, recompute="always")
@@ -47,3 +47,8 @@ def test_other_plans_stay_as_they_are(changes: dict[str, object]) -> None:
 
 def test_a_model_without_repeated_blocks_stays_one_stage() -> None:
     assert checkpoint_by_block(PLAN, block_ends(UNITS[:2])) == PLAN
+
+
+def test_tensor_parallel_plans_are_cut_only_on_request() -> None:
+    assert checkpoints_by_block(PLAN)
+    assert not checkpoints_by_block(replace(PLAN, mesh=Mesh(tensor=2)))

@@ -20,7 +20,7 @@ from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block
+from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
 
@@ -79,7 +79,8 @@ def prepare_plan(
             "measure it again"
         )
     topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost)
-    plan = checkpoint_by_block(plan, block_ends(profile.units))
+    if checkpoints_by_block(plan):
+        plan = checkpoint_by_block(plan, block_ends(profile.units))
     if not plan.cuts and plan.num_stages > 1:
         plan = replace(plan, cuts=choose_cuts(plan, measured, topology))
     cuts = cut_indices(profile, plan.cuts)

@@ -30,7 +30,12 @@ def block_ends(units: Iterable[_InBlock]) -> list[str]:
 
 
 def checkpoints_by_block(plan: Plan) -> bool:
-    """Whether a plan recomputes a model that is one stage, which can be cut after each block."""
+    """Whether a plan that names no cuts is cut after each block to recompute it."""
+    # Recomputation of a block stops before its last all-reduce; forecasts of tensor parallelism would count it.
+    return _is_recomputed_stage(plan) and plan.mesh.tensor == 1
+
+
+def _is_recomputed_stage(plan: Plan) -> bool:
     # With several stages FSDP would reduce-scatter in each micro-batch.
     is_one_stage = plan.num_stages == 1 and plan.mesh.pipeline == 1 and not plan.shard
     return plan.training and plan.recompute in ("always", "except-last") and is_one_stage
@@ -38,6 +43,6 @@ def checkpoints_by_block(plan: Plan) -> bool:
 
 def checkpoint_by_block(plan: Plan, ends: Sequence[str]) -> Plan:
     """Cut the plan after each block except the last, if it recomputes without a pipeline."""
-    if not checkpoints_by_block(plan) or len(ends) < 2:
+    if not _is_recomputed_stage(plan) or len(ends) < 2:
         return plan
     return replace(plan, cuts=tuple(ends[:-1]), schedule="interleaved")

@@ -77,7 +77,7 @@ def finalize_plan(
 
     Worker 0 calls ``write_plan`` if anything was chosen.
     """
-    final = checkpoint_by_block(plan, block_ends(graph.calls))
+    final = checkpoint_by_block(plan, block_ends(graph.calls)) if checkpoints_by_block(plan) else plan
     if not final.cuts and plan.num_stages > 1:
         activity.begin("split")
         final = replace(plan, cuts=_agree_on_cuts(plan, model, graph, context))

@@ -27,7 +27,7 @@ from stagewright.spec.plan import OptimizerSpec
 from stagewright.zoo.loss import next_token
 from stagewright.zoo.model import Batch, Model
 
-VOCABULARY, LENGTH, BATCH = 41, 8, 4  # 41: no number of workers divides it
+VOCABULARY, LENGTH, BATCH = 41, 8, 4  # a prime: shards differ in size
 
 
 def make_module(name: str) -> nn.Module:

@@ -325,7 +325,7 @@ def test_what_a_larger_batch_changes() -> None:
     text = answer_to(findings, "larger batch")
     assert "CIFAR-10, data, 2 workers: batch 64 180.0 samples/s, 1.80 ×, accuracy 95.9" in text
     assert "batch 128 180.0 samples/s" in text
-    assert "No difference in accuracy can be told (0.0" in text or "No difference in accuracy can be told (+0.0" in text
+    assert "No difference in accuracy can be told (" in text
     assert "CIFAR-10, batch 128, 2 workers, measured" in answer_to(findings, "which is faster")
     assert {row["batch (micro-batches)"] for row in table_rows(findings.tables[0])} >= {"64", "128"}
     assert len(findings.tables[1].rows) == 5

@@ -246,7 +246,7 @@ def _batches(results: Results, options: Mapping[str, Any], experiments: Experime
             rows = [row for case in cases for row in experiments[case] if row.experiment == first.experiment]
             if len(rows) < 2:
                 continue
-            texts = joined(filter(None, (_batch_text(row) for row in rows)))
+            texts = joined(map(_batch_text, rows))
             verdict = _accuracy_change(task_scale(results, options, task, experiments[task]), rows)
             yield f"{options['recipes'][task].shown_data}, {first.experiment.full_name}: {texts}. {verdict}"
     yield "A larger batch makes fewer and longer steps, so communication and the optimizer cost less per sample."

@@ -13,7 +13,7 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
 from stagewright.studies.framework.options import option, parse_numbers, parse_words, setting, show_bytes
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
-from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe
+from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.measured import CLIENT, Experiment, list_experiments
 
 CUTS = ("even", "client")
@@ -142,15 +142,9 @@ class Options(TrainingOptions):
     def recipe(self, task: str) -> TrainingRecipe:
         """How a case is trained; its learning rate is in proportion to its batch."""
         name, _, batch = task.partition("-b")
-        recipe = choose_recipe(
-            name,
-            data=self.data,
-            weights=self.weights,
-            quick=self.quick,
-            size=self.size,
-            batch=self.batches[0] if self.batches else self.batch,
-            learning_rate=self.learning_rate,
-        )
+        recipe = TrainingOptions.recipe(self, name)
+        if self.batches:
+            recipe = replace(recipe, batch=self.batches[0])
         if not batch:
             return recipe
         return replace(recipe, batch=int(batch), learning_rate=recipe.learning_rate * int(batch) / recipe.batch)

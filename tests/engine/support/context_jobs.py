@@ -6,12 +6,9 @@ from typing import Any
 
 import torch
 from expert_jobs import make_plan
+from parity_jobs import checked_runner, run_step
 
-from jobs import context_of
 from stagewright.engine.context.apply import find_blocks
-from stagewright.engine.parallel.model import capture_for
-from stagewright.engine.parallel.step_runner import StepRunner
-from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.errors import UsageError
 from stagewright.graph.capture import capture
 from stagewright.zoo.model import Batch, Model
@@ -65,19 +62,11 @@ def parity(rank: int, name: str, mesh: str, batch: int = 4, length: int = LENGTH
     model = make_model(name, batch=batch, length=length)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **more)
-    context = context_of(rank, mesh)
-    graph = capture_for(plan, model)
-    baseline = baseline_of(plan, model, graph, context) if rank == 0 else None
-    runner = StepRunner(plan, model, context, graph)
-    example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    report = check_parity(runner, example, baseline)
+    runner, report = checked_runner(rank, plan, model, mesh)
     axis = runner.part.context_axis
     assert axis is not None
     axis.payload_bytes = 0
-    if plan.training:
-        runner.train_step(example)
-    else:
-        runner.infer(example)
+    run_step(runner, model)
     return {"report": report, "bytes": axis.payload_bytes}
 
 

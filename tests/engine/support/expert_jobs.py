@@ -6,14 +6,13 @@ import dataclasses
 from typing import Any
 
 import torch
+from parity_jobs import checked_runner, run_step
 from torch import nn
 
 from jobs import context_of, even_cuts
 from stagewright.engine.expert.apply import plan_expert_parallel
 from stagewright.engine.parallel.model import capture_for
-from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parallel.trainer import Trainer
-from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, ModelSpec, OptimizerSpec, Plan
@@ -110,22 +109,14 @@ def parity(rank: int, name: str, mesh: str, batch: int = BATCH, **more: Any) -> 
     model = make_model(name, batch=batch)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **more)
-    context = context_of(rank, mesh)
-    graph = capture_for(plan, model)
     num_parameters = sum(value.numel() for value in model.module.parameters())
-    baseline = baseline_of(plan, model, graph, context) if rank == 0 else None
-    runner = StepRunner(plan, model, context, graph)
-    example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    report = check_parity(runner, example, baseline)
+    runner, report = checked_runner(rank, plan, model, mesh)
     axis = runner.part.expert_axis
     assert axis is not None
     axis.payload_bytes = 0
     if runner.sync.data_axis is not None:
         runner.sync.data_axis.payload_bytes = 0
-    if plan.training:
-        runner.train_step(example)
-    else:
-        runner.infer(example)
+    run_step(runner, model)
     experts = [value for value in runner.part.module.parameters() if id(value) in runner.part.expert_parameters]
     return {
         "report": report,

@@ -8,11 +8,11 @@ from typing import Any
 import context_jobs
 import torch
 from expert_jobs import make_plan
+from parity_jobs import checked_runner, run_step
 
 from jobs import context_of, even_cuts
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.step_runner import StepRunner
-from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.errors import UsageError
 from stagewright.zoo.model import Batch, Model
 
@@ -55,19 +55,11 @@ def parity(rank: int, name: str, mesh: str, **more: Any) -> dict[str, Any]:
     model = make_model(name)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, shard=True, **more)
-    context = context_of(rank, mesh)
-    graph = capture_for(plan, model)
-    baseline = baseline_of(plan, model, graph, context) if rank == 0 else None
-    runner = StepRunner(plan, model, context, graph)
-    example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    report = check_parity(runner, example, baseline)
+    runner, report = checked_runner(rank, plan, model, mesh)
     axis = runner.sync.data_axis
     assert axis is not None
     axis.payload_bytes = 0
-    if plan.training:
-        runner.train_step(example)
-    else:
-        runner.infer(example)
+    run_step(runner, model)
     held = {id(value): value for value in runner.part.module.parameters()}.values()
     return {
         "report": report,

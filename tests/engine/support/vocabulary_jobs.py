@@ -9,14 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from expert_jobs import make_plan
+from parity_jobs import checked_runner, run_step
 from torch import nn
 from torch.nn import functional
 
 from jobs import context_of
-from stagewright.engine.parallel.model import capture_for
-from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parallel.trainer import Trainer
-from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.engine.state.checkpoint import Checkpoint
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel
 from stagewright.engine.tensor.axis import TensorAxis
@@ -90,16 +88,11 @@ def parity(rank: int, name: str, mesh: str, loss: str = "model", **more: Any) ->
     model = make_model(name, loss=loss)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **{"vocab_parallel": True, **more})
-    context = context_of(rank, mesh)
-    graph = capture_for(plan, model)
-    baseline = baseline_of(plan, model, graph, context) if rank == 0 else None
-    runner = StepRunner(plan, model, context, graph)
-    example = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
-    report = check_parity(runner, example, baseline)
+    runner, report = checked_runner(rank, plan, model, mesh)
     axis = runner.part.tensor_axis
     assert axis is not None
     axis.payload_bytes = 0
-    runner.train_step(example) if plan.training else runner.infer(example)
+    run_step(runner, model)
     return {
         "report": report,
         "bytes": axis.payload_bytes,

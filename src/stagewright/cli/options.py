@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -159,6 +159,10 @@ Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of rep
 VocabParallel = Annotated[
     bool, run_option("--vocab-parallel", help="Tensor parallel workers divide the vocabulary and its loss.")
 ]
+Speeds = Annotated[
+    str | None,
+    run_option(metavar="NUMBERS", help="Relative speeds of the devices, like 1,1,0.5; runs also take: measured."),
+]
 Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")]
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]
 BatchNorm = Annotated[
@@ -304,6 +308,11 @@ def check_output_folder(path: Path, option: str) -> None:
 def _check_writable(folder: Path, option: str) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{option}: the folder {folder} is not writable; choose another")
+
+
+def parse_speeds(text: str | None) -> tuple[float, ...] | Literal["measured"]:
+    """Parse the speeds of a run's devices; (): all alike."""
+    return "measured" if text == "measured" else tuple(numbers(text, "speeds")) if text else ()
 
 
 def numbers(text: str, what: str) -> list[float]:

@@ -12,6 +12,7 @@ from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
+from stagewright.planner.costs.device_speeds import with_measured_speeds
 from stagewright.planner.costs.link_codecs import link_codecs
 from stagewright.planner.costs.measure import ModelCosts, cut_indices, plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource
@@ -23,6 +24,7 @@ from stagewright.simulator.topology import Topology
 from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.unequal_devices import replica_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,9 @@ def prepare_plan(
             f"the model was measured for tensor={measured.num_tensor}, but the plan has tensor={plan.mesh.tensor}: "
             "measure it again"
         )
-    topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost)
+    plan = with_measured_speeds(plan, cluster)
+    shares = replica_sizes(plan, plan.batch) if plan.speeds else ()
+    topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost, shares=shares)
     if checkpoints_by_block(plan):
         plan = checkpoint_by_block(plan, block_ends(profile.units))
     if not plan.cuts and plan.num_stages > 1:

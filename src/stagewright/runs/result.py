@@ -20,6 +20,7 @@ from stagewright.quantity import format_bytes
 
 if TYPE_CHECKING:
     from stagewright.spec.plan import Plan
+from stagewright.spec.unequal_devices import given_speeds
 
 Status: TypeAlias = Literal["done", "failed", "refused", "interrupted"]
 
@@ -195,6 +196,8 @@ class RunResult:
     """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
     vocab_parallel: bool = False
     """Whether tensor parallel workers divide the vocabulary."""
+    speeds: tuple[float, ...] = ()
+    """Relative speed of each worker's device, where shares and stages follow them; empty: all alike."""
     workers: int = 0
     batch: int = 0
     """Samples in a step, over all workers."""
@@ -287,6 +290,7 @@ class RunResult:
             "fsdp_gather": plan.fsdp_gather,
             "zero": plan.zero,
             "vocab_parallel": plan.vocab_parallel,
+            "speeds": given_speeds(plan),
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,
             "microbatches": plan.microbatches,

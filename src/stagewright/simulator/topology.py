@@ -30,6 +30,8 @@ class Topology:
     cluster: Cluster
     innermost: Axis = "pipeline"
     """Axis along which adjacent ranks differ; the engine uses pipeline."""
+    shares: tuple[int, ...] = ()
+    """Samples of each replica, where their devices differ in speed; (): as many for each."""
     free_collectives: bool = False
     """What-if: collectives cost nothing; P2P costs stay."""
     devices: Integers = field(init=False)
@@ -59,12 +61,17 @@ class Topology:
         return self._cache[key]
 
     def speeds(self) -> list[float]:
-        """Return the speed of the slowest worker at each pipeline index, relative to the profiled device."""
+        """Return the speed of the slowest worker at each pipeline index, relative to the profiled device.
+
+        A replica with a smaller share counts as faster, because costs are those of the largest share.
+        """
         return self._cached("speeds", self._speeds)  # type: ignore[no-any-return]
 
     def _speeds(self) -> list[float]:
-        speeds = np.array([device.speed for device in self.cluster.members])
-        return [float(speed) for speed in speeds[self.devices].min(axis=(0, 1))]
+        speeds = np.array([device.speed for device in self.cluster.members])[self.devices]
+        if self.shares:
+            speeds = speeds * (max(self.shares) / np.maximum(self.shares, 1))[:, None, None]
+        return [float(speed) for speed in speeds.min(axis=(0, 1))]
 
     def memory_limits(self) -> list[int | None]:
         """Return the smallest memory at each pipeline index; None: no limit."""

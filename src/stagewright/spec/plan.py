@@ -245,6 +245,9 @@ class Plan:
     """Forward and backward; False: forward only, in eval mode."""
     devices: tuple[str, ...] = ()
     """Device of each worker, by rank: "cpu:0", "cuda:1"; empty: chosen when the run starts."""
+    speeds: tuple[float, ...] | Literal["measured"] = ()
+    """Relative speed of each worker's device, by rank: replicas get shares of the batch, and stages sizes, in
+    proportion. "measured": each worker times the model on its device when the run starts. Empty: all alike."""
     memory_bytes: int | None = None
     """Memory limit per device; None: no limit."""
     seed: int = 0

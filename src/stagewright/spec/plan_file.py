@@ -95,6 +95,7 @@ _PLAN: dict[str, Reader] = {
     "batch_norm": choice(*BATCH_NORMS),
     "training": flag,
     "devices": list_of(text),
+    "speeds": either(choice("measured"), list_of(number)),
     "memory": size,
     "seed": integer,
     "steps": integer,

@@ -19,6 +19,7 @@ from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.spec.unequal_devices import given_speeds, replica_sizes
 from stagewright.user_code import is_user_defined, split_name
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
@@ -153,12 +154,30 @@ def _check_devices(plan: Plan) -> None:
             f"{len(plan.devices)} device{'s' if len(plan.devices) != 1 else ''} for the {num_workers} workers of "
             f"{plan.mesh}: give {num_workers} devices, one for each worker in the order of their ranks"
         )
+    _check_speeds(plan)
     for device in plan.devices:
         if not _DEVICE.fullmatch(device):
             raise UsageError(f"{device!r} is not a device; write cpu:0, cpu:0-1, cpu:0,2, cuda:0 or cuda:0/8")
     kinds = sorted({device.partition(":")[0] for device in plan.devices})
     if len(kinds) > 1:
         raise UsageError(f"devices of {' and '.join(kinds)} in one plan can't communicate: use one kind")
+
+
+def _check_speeds(plan: Plan) -> None:
+    speeds, num_workers = given_speeds(plan), plan.mesh.num_workers
+    if speeds and len(speeds) != num_workers:
+        raise UsageError(
+            f"{len(speeds)} speeds for the {num_workers} workers of {plan.mesh}: give {num_workers}, one for each "
+            'worker in the order of their ranks, or speeds = "measured"'
+        )
+    if wrong := [speed for speed in speeds if not (math.isfinite(speed) and speed > 0)]:
+        raise UsageError(f"a speed of {wrong[0]:g} is not possible: give positive numbers, like 1 and 0.5")
+    least = min(replica_sizes(plan, plan.batch))
+    if speeds and least < plan.microbatches and plan.batch >= plan.microbatches * plan.mesh.data:
+        raise UsageError(
+            f"the slowest replica gets {least} of {plan.batch} samples, too few for {plan.microbatches} micro-batches: "
+            "use a larger batch, or fewer micro-batches"
+        )
 
 
 def _check_stages(plan: Plan) -> None:

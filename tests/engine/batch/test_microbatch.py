@@ -32,7 +32,7 @@ def test_sizes_are_those_of_tensor_split(samples: int, num: int) -> None:
 @given(sizes_of_batches, counts, counts)
 def test_every_sample_is_in_one_microbatch_of_one_replica(batch: int, num: int, data: int) -> None:
     all_microbatches = [
-        piece for replica in range(data) for piece in microbatch_layout(batch, num, data=data, replica=replica)
+        piece for replica in range(data) for piece in microbatch_layout(num, split_sizes(batch, data), replica)
     ]
     samples = [piece.first_sample + offset for piece in all_microbatches for offset in range(piece.num_samples)]
     assert samples == list(range(batch))
@@ -46,7 +46,7 @@ def test_weighted_means_add_up_to_the_mean(batch: int, num: int, data: int) -> N
     losses = torch.linspace(-3, 5, batch, dtype=torch.float64).square()
     total = 0.0
     for replica in range(data):
-        for piece in microbatch_layout(batch, num, data=data, replica=replica):
+        for piece in microbatch_layout(num, split_sizes(batch, data), replica):
             total += piece.weight * float(losses.narrow(0, piece.first_sample, piece.num_samples).mean())
     assert total == pytest.approx(float(losses.mean()), rel=1e-12)
 
@@ -56,10 +56,10 @@ def test_numbers() -> None:
     assert split_sizes(2, 3) == (1, 1, 0)
     assert microbatch_sizes(5, 8) == (1, 1, 1, 1, 1)
     assert microbatch_sizes(0, 4) == ()
-    first, second = microbatch_layout(10, 2, data=2, replica=1)
+    first, second = microbatch_layout(2, split_sizes(10, 2), 1)
     assert (first.replica, first.first_sample, first.num_samples, first.weight) == (1, 5, 3, 0.3)
     assert (second.replica, second.first_sample, second.num_samples, second.weight) == (1, 8, 2, 0.2)
-    assert microbatch_layout(2, 4, data=3, replica=2) == ()
+    assert microbatch_layout(4, split_sizes(2, 3), 2) == ()
 
 
 @pytest.mark.parametrize(("batch", "num"), [(0, 2), (4, 0)])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from stagewright.engine.batch.microbatch import microbatch_layout
+from stagewright.engine.batch.microbatch import microbatch_layout, split_sizes
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, count_microbatches, share_bounds
 from stagewright.graph.capture import capture
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -20,7 +20,7 @@ def sizes(size: int, batch: int, most: int, data: int = 1, shard: bool = False) 
     plan = Plan(model=ModelSpec(name="m"), batch=batch, microbatches=most, mesh=Mesh(data=data), shard=shard)
     num = count_microbatches(size, plan)
     return [
-        [part.num_samples for part in microbatch_layout(size, num, data=data, replica=replica_index)]
+        [part.num_samples for part in microbatch_layout(num, split_sizes(size, data), replica_index)]
         for replica_index in range(data)
     ]
 

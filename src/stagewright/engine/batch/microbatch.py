@@ -6,8 +6,9 @@
     replica     ──────── 0 ────── │ ──────── 1 ──────
     micro-batch ─── 0 ─── ── 1 ── │ ─── 0 ─── ── 1 ──
 
-Sizes follow ``torch.tensor_split``: they differ by at most one and the larger ones come first. A batch with fewer
-samples than micro-batches has fewer micro-batches, never an empty one. A loss is a mean over samples, so micro-batch i
+Sizes follow ``torch.tensor_split``: they differ by at most one and the larger ones come first; replicas on devices of
+different speeds get samples in proportion (``spec/unequal_devices.py``). A batch with fewer samples than micro-batches
+has fewer micro-batches, never an empty one. A loss is a mean over samples, so micro-batch i
 has weight ``n_i / B``: the weighted means add up to the mean over the whole batch.
 """
 
@@ -64,12 +65,9 @@ def microbatch_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]
     return split_sizes(num_samples, min(num_samples, num_microbatches)) if num_samples else ()
 
 
-def microbatch_layout(
-    num_samples: int, num_microbatches: int, *, data: int = 1, replica: int = 0
-) -> tuple[MicroBatch, ...]:
-    """Return the micro-batches of one of ``data`` replicas, without their tensors."""
-    replica_sizes = split_sizes(num_samples, data)
-    first = sum(replica_sizes[:replica])
+def microbatch_layout(num_microbatches: int, replica_sizes: Sequence[int], replica: int = 0) -> tuple[MicroBatch, ...]:
+    """Return the micro-batches of one replica, without their tensors; ``replica_sizes``: samples of each."""
+    num_samples, first = sum(replica_sizes), sum(replica_sizes[:replica])
     layout: list[MicroBatch] = []
     for size in microbatch_sizes(replica_sizes[replica], num_microbatches):
         layout.append(MicroBatch(num_samples=size, weight=size / num_samples, first_sample=first, replica=replica))

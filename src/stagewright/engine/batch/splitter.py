@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from stagewright import structure
-from stagewright.engine.batch.microbatch import MicroBatch, find_batch_dims, make_slicer, microbatch_layout, split_sizes
+from stagewright.engine.batch.microbatch import MicroBatch, find_batch_dims, make_slicer, microbatch_layout
 from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.spec.plan import Plan
+from stagewright.spec.unequal_devices import replica_sizes
 from stagewright.zoo.model import Batch, Model
 
 
@@ -27,13 +28,13 @@ def count_microbatches(num_samples: int, plan: Plan) -> int:
     if those of a full batch have more, and FSDP, ZeRO-2 and expert parallel replicas need equally many, because
     they communicate in each.
     """
-    data, most = plan.mesh.data, plan.microbatches
-    sizes, full_sizes = split_sizes(num_samples, data), split_sizes(plan.batch, data)
-    num = min(most, -(-sizes[0] * most // full_sizes[0]))
-    if full_sizes[-1] >= 2 * most:
-        num = min(num, sizes[-1] // 2)
+    most = plan.microbatches
+    sizes, full_sizes = replica_sizes(plan, num_samples), replica_sizes(plan, plan.batch)
+    num = min(most, -(-max(sizes) * most // max(full_sizes)))
+    if min(full_sizes) >= 2 * most:
+        num = min(num, min(sizes) // 2)
     if plan.communicates_every_microbatch:
-        num = min(num, sizes[-1])
+        num = min(num, *sizes)
     return max(1, num)
 
 
@@ -49,7 +50,7 @@ class ReplicaShare:
 
 def share_bounds(num_samples: int, plan: Plan, replica: int) -> tuple[int, int]:
     """Return the first sample of a replica's part of a batch, and the one after its last."""
-    sizes = split_sizes(num_samples, plan.mesh.data)
+    sizes = replica_sizes(plan, num_samples)
     first = sum(sizes[:replica])
     return first, first + sizes[replica]
 
@@ -110,7 +111,7 @@ class BatchSplitter:
             )
         total = sum(map(self.count_samples, batches))
         microbatches, first, position = [], 0, 0
-        for replica, count in enumerate(split_sizes(len(batches), self.plan.mesh.data)):
+        for replica, count in enumerate(self._replica_counts(len(batches))):
             for batch in batches[position : position + count]:
                 size = self.count_samples(batch)
                 microbatch = MicroBatch(
@@ -126,6 +127,12 @@ class BatchSplitter:
                 first += size
             position += count
         return microbatches
+
+    def _replica_counts(self, num_batches: int) -> tuple[int, ...]:
+        """Return how many whole micro-batches each replica gets."""
+        if self.plan.communicates_every_microbatch:
+            return (num_batches // self.plan.mesh.data,) * self.plan.mesh.data
+        return replica_sizes(self.plan, num_batches)
 
     def _weigh(self, microbatches: list[MicroBatch], replica: int | None) -> list[MicroBatch]:
         """Weight micro-batches by the items that their losses are means of, and select those of a replica."""
@@ -143,7 +150,7 @@ class BatchSplitter:
     def _slice(self, batch: Batch | ReplicaShare, device: torch.device) -> list[MicroBatch]:
         """Slice the micro-batches of all replicas out of a batch, or those of one out of its share."""
         num_samples = self.count_samples(batch)
-        num = count_microbatches(num_samples, self.plan)
+        num, sizes = count_microbatches(num_samples, self.plan), replica_sizes(self.plan, num_samples)
         first, held, replicas = 0, num_samples, range(self.plan.mesh.data)
         if isinstance(batch, ReplicaShare):
             first, end = share_bounds(num_samples, self.plan, batch.replica)
@@ -156,7 +163,7 @@ class BatchSplitter:
             slice_target = make_slicer(batch.target, self._target_dims, batch=held)
         microbatches = []
         for index in replicas:
-            for microbatch in microbatch_layout(num_samples, num, data=self.plan.mesh.data, replica=index):
+            for microbatch in microbatch_layout(num, sizes, index):
                 bounds = microbatch.first_sample - first, microbatch.num_samples
                 tensors = *slice_inputs(*bounds), None if slice_target is None else slice_target(*bounds)
                 args, kwargs, target = tensors

@@ -24,6 +24,7 @@ from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.spec.strategy import parse_strategy
+from stagewright.spec.unequal_devices import MEASURED, first_speeds
 
 Progress = Callable[[str], None]
 
@@ -46,6 +47,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 base,
                 mesh=mesh,
                 devices=base.devices[: mesh.num_workers],
+                speeds=first_speeds(base.speeds, mesh.num_workers),
                 microbatches=microbatches if is_pipeline else 1,
                 schedule=base.schedule if is_pipeline else "1f1b",
                 stages=base.stages if is_pipeline else None,
@@ -72,7 +74,7 @@ def run_plan(plan: Plan, root: str | Path, *, progress: Progress | None = None, 
     report("running")
     try:
         launch(plan, folder, hang_s=hang_s)
-        result = merge_results(plan, folder)
+        result = merge_results(folder.plan() if plan.speeds == MEASURED else plan, folder)
     except BaseException as error:
         with suppress(StagewrightError):  # the folder may be gone or the disk full: the fault is reported
             folder.finish_with_error(error)

@@ -1,7 +1,8 @@
 """Complete a plan: choose the devices, cuts and codecs that it leaves open.
 
 The launcher resolves devices and cuts before workers start (``resolve_plan``). Workers finalize a plan among themselves
-(``finalize_plan``): the cuts if ``torchrun`` started them without a resolved plan, and codecs set to ``auto``.
+(``finalize_plan``): speeds that are to be measured, cuts that follow them or that ``torchrun`` left open, and codecs
+set to ``auto``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from stagewright.cluster.device import Device
-from stagewright.engine.batch.microbatch import split_sizes
 from stagewright.engine.batch.precision import torch_autocast_dtype
 from stagewright.engine.parallel.codec_choice import choose_codecs
 from stagewright.engine.parallel.compilation import choose_compile_mode
@@ -25,11 +25,13 @@ from stagewright.machine.machine import default_devices
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
+from stagewright.profiler.profile import Profile
 from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.host_memory_check import check_host_memory, num_parts
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Compile, Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.unequal_devices import MEASURED, pipeline_speeds, relative_speeds, replica_sizes
 from stagewright.zoo.model import Batch, Model
 
 
@@ -43,6 +45,8 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     if plan.cuts or (plan.num_stages == 1 and not checkpoints_by_block(plan)):
         return plan
     find_policy(plan.split)
+    if plan.speeds == MEASURED and not checkpoints_by_block(plan):
+        return plan  # the workers cut it, each on its own device
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype, hollow=True)
     model.module.train(plan.training)
     device = Device.parse(plan.devices[0])
@@ -52,8 +56,8 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
         plan = checkpoint_by_block(plan, block_ends(graph.calls))
     else:
         mode, _ = choose_compile_mode(plan, model, graph, device.torch_device())
-        cuts = _choose_cuts(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, mode, progress)
-        plan = replace(plan, cuts=cuts)
+        profile = _profile(plan, graph, Batch(args=model.args, kwargs=model.kwargs), device, mode, progress)
+        plan = replace(plan, cuts=_choose_cuts(plan, profile))
     del model, graph
     device.release_memory()  # workers need the memory
     return plan
@@ -73,14 +77,18 @@ def finalize_plan(
     *,
     write_plan: Callable[[Plan], object] | None = None,
 ) -> Plan:
-    """Choose the cuts and codecs that a plan leaves open; every worker must call this, and all get the same plan.
+    """Choose what a plan leaves open: speeds, cuts, codecs. Every worker must call this, and all get the same plan.
 
     Worker 0 calls ``write_plan`` if anything was chosen.
     """
     final = checkpoint_by_block(plan, block_ends(graph.calls)) if checkpoints_by_block(plan) else plan
+    profile = None
+    if plan.speeds == MEASURED:
+        profile = _profile_here(plan, model, graph, context) if plan.mesh.num_workers > 1 else None
+        final = replace(final, speeds=_agree_on_speeds(profile, context) if profile else ())
     if not final.cuts and plan.num_stages > 1:
         activity.begin("split")
-        final = replace(plan, cuts=_agree_on_cuts(plan, model, graph, context))
+        final = replace(final, cuts=_agree_on_cuts(final, model, graph, context, profile))
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     final = choose_codecs(final, model, graph, context, batch)
     if final != plan:
@@ -97,35 +105,51 @@ def check_cuts(plan: Plan) -> None:
     cut_indices(capture_for(plan, model), plan.cuts)
 
 
-def _agree_on_cuts(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> tuple[str, ...]:
+def _agree_on_speeds(profile: Profile, context: WorkerContext) -> tuple[float, ...]:
+    """Compare the times of one profile on all devices; (): they differ too little to matter."""
+    seconds = sum(unit.total_s for unit in profile.units)
+    mine = torch.tensor([seconds], dtype=torch.float64, device=context.torch_device)
+    times = [torch.zeros_like(mine) for _ in range(context.mesh.num_workers)]
+    dist.all_gather(times, mine)
+    return relative_speeds([1 / float(time) for time in times])
+
+
+def _agree_on_cuts(
+    plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext, profile: Profile | None
+) -> tuple[str, ...]:
     """Choose the cuts on worker 0 and broadcast them."""
     indices = torch.zeros(plan.num_stages - 1, dtype=torch.int64, device=context.torch_device)
     if context.rank == 0:
-        batch = Batch(args=model.args, kwargs=model.kwargs)
-        if graph.dynamic:
-            batch = move_batch(model.example(_microbatch_size(plan)), context.torch_device)
-        mode, _ = choose_compile_mode(plan, model, graph, context.torch_device)
-        names = _choose_cuts(
-            plan, graph, batch, context.device, mode, lambda done, total, unit: activity.begin(f"profile {unit}")
-        )
+        names = _choose_cuts(plan, profile or _profile_here(plan, model, graph, context))
         indices.copy_(torch.tensor(cut_indices(graph, names)))
     if plan.mesh.num_workers > 1:
         dist.broadcast(indices, src=0)
     return tuple(graph.calls[index].name for index in indices.tolist())
 
 
-def _choose_cuts(
+def _profile_here(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> Profile:
+    """Profile the whole model on this worker's device."""
+    batch = Batch(args=model.args, kwargs=model.kwargs)
+    if graph.dynamic:
+        batch = move_batch(model.example(_microbatch_size(plan)), context.torch_device)
+    mode, _ = choose_compile_mode(plan, model, graph, context.torch_device)
+    return _profile(
+        plan, graph, batch, context.device, mode, lambda done, total, unit: activity.begin(f"profile {unit}")
+    )
+
+
+def _profile(
     plan: Plan,
     graph: UnitGraph,
     batch: Batch,
     device: Device,
     mode: Compile,
     progress: Callable[[int, int, str], None] | None,
-) -> tuple[str, ...]:
-    """Profile the model on a device and return the cuts of the plan's split policy."""
+) -> Profile:
+    """Profile the model on a device, as the plan runs it."""
     from stagewright.profiler.measure import profile as measure_profile
 
-    profile = measure_profile(
+    return measure_profile(
         graph,
         batch.args,
         batch.kwargs,
@@ -136,9 +160,18 @@ def _choose_cuts(
         autocast=torch_autocast_dtype(plan),
         progress=progress,
     )
-    conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
+
+
+def _choose_cuts(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    """Return the cuts of the plan's split policy; those by time follow the speeds of the devices."""
+    speeds = pipeline_speeds(plan)
+    conditions = Conditions(
+        num_microbatches=plan.microbatches,
+        recompute=plan.recompute != "none",
+        speeds=tuple(speeds[worker] for worker in plan.stage_workers) if speeds else None,
+    )
     return split_by(profile, plan.num_stages, plan.split, conditions).cut_names
 
 
 def _microbatch_size(plan: Plan) -> int:
-    return max(1, max(split_sizes(plan.batch, plan.mesh.data)) // plan.microbatches)
+    return max(1, max(replica_sizes(plan, plan.batch)) // plan.microbatches)

@@ -39,6 +39,7 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.cpu_offload import offloaded
 from stagewright.machine.out_of_memory import explain_oom
 from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.spec.unequal_devices import replica_sizes
 from stagewright.zoo.model import Batch, Model
 
 P = ParamSpec("P")
@@ -331,8 +332,8 @@ def as_batch(batch: Batch | Sequence[Any], *, has_target: bool = True) -> Batch:
 
 def _try_batch_sizes(graph: UnitGraph, model: Model, plan: Plan) -> None:
     """Check a graph's branches for likely micro-batch sizes while the whole model is on this worker."""
-    largest = -(-plan.batch // (plan.mesh.data * plan.microbatches))
-    for size in sorted({1, 2, max(1, largest - 1), largest}) if graph.dynamic else ():
+    counts = [-(-size // plan.microbatches) for size in replica_sizes(plan, plan.batch)]
+    for size in sorted({1, 2, *(max(1, count - less) for count in counts for less in (0, 1))} if graph.dynamic else ()):
         batch = model.example(size)
         with contextlib.suppress(UsageError):  # raised again when a batch of this size comes
             graph.flatten(batch.args, batch.kwargs)

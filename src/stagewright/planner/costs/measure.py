@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stagewright.cluster.device import Device
-from stagewright.engine.batch.microbatch import microbatch_sizes, split_sizes
+from stagewright.engine.batch.microbatch import microbatch_sizes
 from stagewright.engine.batch.precision import autocast_of, torch_autocast_dtype
 from stagewright.engine.expert.apply import plan_expert_parallel
 from stagewright.engine.parallel.compilation import choose_compile_mode
@@ -36,6 +36,7 @@ from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.spec.plan import Compile, Plan
+from stagewright.spec.unequal_devices import replica_sizes
 from stagewright.zoo.model import Model
 
 Progress = Callable[[int, int, str], None]
@@ -70,7 +71,7 @@ class ModelCosts:
 
 def plan_microbatch_sizes(plan: Plan) -> tuple[int, ...]:
     """Return the samples of each micro-batch of the largest replica."""
-    return microbatch_sizes(max(split_sizes(plan.batch, plan.mesh.data)), plan.microbatches)
+    return microbatch_sizes(max(replica_sizes(plan, plan.batch)), plan.microbatches)
 
 
 def measure_model(

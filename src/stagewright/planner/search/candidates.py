@@ -9,6 +9,7 @@ from stagewright.cluster.cluster import Cluster
 from stagewright.errors import SplitError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
+from stagewright.planner.costs.device_speeds import with_cluster_speeds
 from stagewright.planner.costs.measure import cut_indices, plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource
 from stagewright.planner.search.bounds import lower_bound_s, memory_overflow, parameter_overflow
@@ -21,6 +22,7 @@ from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
 from stagewright.spec.plan import Axis, Mesh, Plan
+from stagewright.spec.unequal_devices import Speeds, replica_sizes
 
 
 class CandidateBuilder:
@@ -33,14 +35,17 @@ class CandidateBuilder:
         self.serial_s = serial_s
         self.unfit: dict[str, str] = {}  # strategy → why its first plan does not fit
         self.num_unfit = 0
-        self._topologies: dict[Mesh, Topology] = {}
+        self._topologies: dict[tuple[Mesh, Speeds], Topology] = {}
         self._parameters: dict[int, tuple[int, int]] = {}  # all parameters and those of experts, by tensor size
         self._latest: tuple[Plan, PlanCosts] | None = None
         self._cuts: dict[tuple[int, int, bool, tuple[float, ...]], tuple[str, ...] | None] = {}
 
     def build(self, plan: Plan, codec: str, link_codec: LinkCodec) -> Candidate | None:
         """Build a candidate; None if it can't fit or can't be cut."""
-        topology = self.topology(plan.mesh)
+        by_speed = with_cluster_speeds(plan, self.cluster)
+        if min(replica_sizes(by_speed, plan.batch)) >= plan.microbatches:
+            plan = by_speed
+        topology = self.topology(plan)
         sizes = plan_microbatch_sizes(plan)
         overflow = parameter_overflow(plan, topology, self._parameter_bytes(plan.mesh, max(sizes)))
         if overflow is not None:
@@ -97,11 +102,15 @@ class CandidateBuilder:
             serial_s=self.serial_s,
         )
 
-    def topology(self, mesh: Mesh) -> Topology:
-        """Return the mesh's topology on the cluster."""
-        if mesh not in self._topologies:
-            self._topologies[mesh] = Topology(mesh=mesh, cluster=self.cluster, innermost=self.innermost)
-        return self._topologies[mesh]
+    def topology(self, plan: Plan) -> Topology:
+        """Return the topology of a plan's mesh on the cluster, with the shares of its replicas."""
+        key = plan.mesh, plan.speeds
+        if key not in self._topologies:
+            shares = replica_sizes(plan, plan.batch) if plan.speeds else ()
+            self._topologies[key] = Topology(
+                mesh=plan.mesh, cluster=self.cluster, innermost=self.innermost, shares=shares
+            )
+        return self._topologies[key]
 
     def _choose_cuts(self, plan: Plan, topology: Topology, size: int) -> tuple[str, ...] | None:
         """Return the best cuts; those for another micro-batch size are reused."""
@@ -132,5 +141,5 @@ class CandidateBuilder:
         """Simulate a plan again with the latest measurements."""
         assert ranked.costs is not None
         plan, codec = ranked.plan, (ranked.costs.codecs or (NO_CODEC,))[0]
-        costs = self.costs(plan, self.topology(plan.mesh), plan_microbatch_sizes(plan), codec)
+        costs = self.costs(plan, self.topology(plan), plan_microbatch_sizes(plan), codec)
         return self.rank(Candidate(plan=plan, costs=costs, bound_s=0.0, codec=ranked.codec))

@@ -184,7 +184,7 @@ def _data_parallel(builder: CandidateBuilder, base: Plan, num_devices: int) -> R
             check_plan(plan)
         except UsageError:
             continue
-        costs = builder.costs(plan, builder.topology(plan.mesh), plan_microbatch_sizes(plan))
+        costs = builder.costs(plan, builder.topology(plan), plan_microbatch_sizes(plan))
         ranked = builder.rank(Candidate(plan=plan, costs=costs, bound_s=0.0))
         if ranked.forecast.fits:
             return ranked

@@ -14,6 +14,7 @@ from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.spec.unequal_devices import given_speeds
 from stagewright.trace.attached import is_attached, read_marker
 
 
@@ -86,6 +87,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     words += ["--shard"] if plan.shard else []
     words += ["--zero", str(plan.zero)] if plan.zero else []
     words += ["--vocab-parallel"] if plan.vocab_parallel else []
+    words += ["--speeds", ",".join(f"{speed:g}" for speed in given_speeds(plan))] if given_speeds(plan) else []
     words += [] if plan.training else ["--inference"]
     return words
 

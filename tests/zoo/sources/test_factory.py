@@ -48,6 +48,7 @@ class Own(nn.Module):
         logits = self.one(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 def find_model_loss(): return Own(), (torch.ones(3, 4),), {"labels": torch.zeros(3, dtype=torch.long)}
+def only_kwargs(): return Own(), {"x": torch.ones(3, 4), "labels": torch.zeros(3, dtype=torch.long)}
 def sized(num_classes=2): return nn.Linear(4, num_classes), (torch.ones(3, 4),)
 def turning(): return nn.Linear(4, 2, dtype=torch.complex64), (torch.ones(3, 4, dtype=torch.complex64),)
 def sparse(): return nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2)), (torch.tensor([1, 3, 3]),)
@@ -86,6 +87,13 @@ def test_keyword_arguments_and_a_dictionary_out() -> None:
     output = model.module(*model.args, **model.kwargs)
     assert model.loss(output, None).item() == surrogate_loss(output["a"]).item()
     assert model.notes == ()
+
+
+def test_arguments_by_name_alone() -> None:
+    """As a tokenizer returns them."""
+    model = zoo.load("my_factories:only_kwargs", batch=5)
+    assert model.args == ()
+    assert {name: len(value) for name, value in model.kwargs.items()} == {"x": 5, "labels": 5}
 
 
 def test_a_model_that_computes_its_own_loss() -> None:

@@ -3,12 +3,13 @@
     def tagger(): …                         no options
     def tagger(num_classes=9): …            gets the number of classes of the task or of --num-classes
 
-The factory returns `(module, args)`, `(module, args, kwargs)` or a `zoo.Model`. The current directory is importable.
+The factory returns `(module, args)`, `(module, kwargs)`, `(module, args, kwargs)` or a `zoo.Model`. The current directory is importable.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -26,7 +27,7 @@ from stagewright.zoo.model import Batch, Model
 _OPTIONS = tuple(option.name for option in fields(Options))
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-RESULTS = "return (module, args), (module, args, kwargs) or a stagewright.zoo.Model"
+RESULTS = "return (module, args), (module, kwargs), (module, args, kwargs) or a stagewright.zoo.Model"
 
 
 def build(name: str, options: Options | None = None) -> Model:
@@ -114,6 +115,8 @@ def _to_model(name: str, result: Any) -> Model:
         raise UsageError(f"the factory {name!r} returned {describe(result)}; let it {RESULTS}")
     module, args = result[0], result[1]
     kwargs = result[2] if len(result) == 3 else {}
+    if len(result) == 2 and isinstance(args, Mapping):  # such as the batch of a tokenizer
+        args, kwargs = (), dict(args)
     if isinstance(args, torch.Tensor):
         args = (args,)
     if not isinstance(args, tuple | list):

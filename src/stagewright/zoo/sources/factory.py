@@ -3,7 +3,8 @@
     def tagger(): …                         no options
     def tagger(num_classes=9): …            gets the number of classes of the task or of --num-classes
 
-The factory returns `(module, args)`, `(module, kwargs)`, `(module, args, kwargs)` or a `zoo.Model`. The current directory is importable.
+The factory returns `(module, args)`, `(module, kwargs)`, `(module, args, kwargs)` or a `zoo.Model`. The current
+directory is importable.
 """
 
 from __future__ import annotations

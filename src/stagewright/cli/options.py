@@ -159,6 +159,9 @@ Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of rep
 VocabParallel = Annotated[
     bool, run_option("--vocab-parallel", help="Tensor parallel workers divide the vocabulary and its loss.")
 ]
+SequenceParallel = Annotated[
+    bool, run_option("--sequence-parallel", help="Tensor parallel workers divide the sequence in norms and dropout.")
+]
 Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")]
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]
 BatchNorm = Annotated[

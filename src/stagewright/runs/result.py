@@ -195,6 +195,8 @@ class RunResult:
     """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
     vocab_parallel: bool = False
     """Whether tensor parallel workers divide the vocabulary."""
+    sequence_parallel: bool = False
+    """Whether tensor parallel workers divide the sequence between their divided layers."""
     workers: int = 0
     batch: int = 0
     """Samples in a step, over all workers."""
@@ -287,6 +289,7 @@ class RunResult:
             "fsdp_gather": plan.fsdp_gather,
             "zero": plan.zero,
             "vocab_parallel": plan.vocab_parallel,
+            "sequence_parallel": plan.sequence_parallel,
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,
             "microbatches": plan.microbatches,

@@ -85,6 +85,7 @@ def strategy_label(row: RunResult) -> str:
     """Name a strategy: ``data, FSDP``."""
     sharding = sharding_name(row.shard, row.zero, row.fsdp_gather, row.fsdp_shards)
     options = [sharding, "divided vocabulary" if row.vocab_parallel else ""]
+    options.append("divided sequence" if row.sequence_parallel else "")
     return ", ".join([str(row.strategy), *(option for option in options if option)])
 
 

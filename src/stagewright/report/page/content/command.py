@@ -86,6 +86,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     words += ["--shard"] if plan.shard else []
     words += ["--zero", str(plan.zero)] if plan.zero else []
     words += ["--vocab-parallel"] if plan.vocab_parallel else []
+    words += ["--sequence-parallel"] if plan.sequence_parallel else []
     words += [] if plan.training else ["--inference"]
     return words
 

@@ -171,3 +171,11 @@ def test_shards_of_other_lengths() -> None:
     uneven = DividedBlock(_Axis(2), "h.1", length=17, receives_shard=True)
     uneven.begin(nn.Identity(), (torch.zeros(2, 8, 4),), {})
     assert uneven.sizes == (9, 8)
+
+
+def test_refuses_other_trained_inputs() -> None:
+    """The gradient of a conditioning vector would be that of this worker's tokens."""
+    block = DividedBlock(_Axis(2), "h.0")
+    condition = torch.zeros(2, 4, requires_grad=True)
+    with pytest.raises(UsageError, match=r"h.0: it takes a trained tensor of shape \[2, 4\] beside its hidden states"):
+        block.begin(nn.Identity(), (torch.zeros(2, 8, 4), condition), {})

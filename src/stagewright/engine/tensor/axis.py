@@ -115,7 +115,7 @@ class TensorAxis(Axis):
     def reduce_scatter_shards(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
         """Sum a tensor over the workers and return this worker's shard; the bytes of the whole are counted."""
         start = recorder.now()
-        parts = torch.stack([pad_shard(part, max(sizes), dim) for part in whole.split(list(sizes), dim)])
+        parts = torch.stack([pad_shard(part, max(sizes), dim) for part in torch.split(whole, list(sizes), dim)])
         total = torch.empty_like(parts[0])
         scatter = reduce_scatter if whole.device.type != "cpu" else all_to_all_and_sum
         scatter(total, parts, group=self.group)

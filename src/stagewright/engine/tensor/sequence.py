@@ -62,6 +62,14 @@ class DividedBlock:
                 f"sequence_parallel = true can't divide {self._name}: it takes no hidden states of the shape [samples, "
                 "tokens, features]; leave it out"
             )
+        for other in structure.tensors((args, dict(kwargs))):
+            is_encoded = other.dim() == 3 and other.shape[SEQUENCE_DIM] > 1  # of an encoder, for attention
+            if other is not hidden and other.requires_grad and not is_encoded:
+                raise UsageError(
+                    f"sequence_parallel = true can't divide {self._name}: it takes a trained tensor of shape "
+                    f"{list(other.shape)} beside its hidden states, whose gradient would be that of some tokens; "
+                    "leave it out"
+                )
         self.in_region = False
         tokens = hidden.shape[SEQUENCE_DIM]
         self.sizes = self._sizes_of_shard(tokens) if self._receives_shard else self._sizes_of(tokens)

@@ -108,6 +108,9 @@ def _regions_in(name: str, regions: Iterable[RegionPlan]) -> list[RegionPlan]:
 def _reason_whole(model: nn.Module, target: str, regions: Sequence[RegionPlan]) -> str:
     """Return why a module with regions is no block; "" if it is one."""
     own = _regions_in(target, regions)
+    for region in regions:
+        if region not in own and any(layer.startswith(f"{target}.") for layer, _ in region.layers()):
+            return f"{target} holds a part of the split layers of {region.owner}"
     layers = {layer for region in own for layer, _ in region.layers()}
     attentions = [region.owner for region in own if region.is_attention]
     if target in attentions:
@@ -154,9 +157,10 @@ def _chains(stage: Stage, blocks: set[str]) -> Iterator[tuple[str, str, int]]:
             if used != [hidden]:
                 continue
         value = hidden.meta.get("val")
-        is_hidden = isinstance(value, torch.Tensor) and value.dim() == 3 and type(value.shape[SEQUENCE_DIM]) is int
-        if names.get(source) in blocks and is_hidden:
-            yield names[source], target, int(value.shape[SEQUENCE_DIM])
+        if names.get(source) in blocks and isinstance(value, torch.Tensor) and value.dim() == 3:
+            tokens = value.shape[SEQUENCE_DIM]
+            if type(tokens) is int:  # the same at every batch size
+                yield names[source], target, tokens
 
 
 def _hidden_node(node: fx.Node) -> fx.Node | None:

@@ -34,7 +34,7 @@ class RecordingAxis(TensorAxis):
         self.sequence: SequencePlan | None = None
         """The blocks whose sequence is divided, and which of them pass shards on."""
         self._sequence_bytes: dict[str, list[int]] = {
-            name: [] for name in ("gathered_bytes", "scattered_bytes", "joined_bytes", "divided_bytes")
+            name: [] for name in ("gathered", "scattered", "joined", "divided")
         }
 
     def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
@@ -57,20 +57,20 @@ class RecordingAxis(TensorAxis):
 
     def gather_to_region(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         whole = super().gather_to_region(shard, sizes)
-        self._sequence_bytes["gathered_bytes"].append(whole.nbytes)
+        self._sequence_bytes["gathered"].append(whole.nbytes)
         return whole
 
     def scatter_from_region(self, partial: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        self._sequence_bytes["scattered_bytes"].append(partial.nbytes)
+        self._sequence_bytes["scattered"].append(partial.nbytes)
         return super().scatter_from_region(partial, sizes)
 
     def join_sequence(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         whole = super().join_sequence(shard, sizes)
-        self._sequence_bytes["joined_bytes"].append(whole.nbytes)
+        self._sequence_bytes["joined"].append(whole.nbytes)
         return whole
 
     def divide_sequence(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        self._sequence_bytes["divided_bytes"].append(value.nbytes)
+        self._sequence_bytes["divided"].append(value.nbytes)
         return super().divide_sequence(value, sizes)
 
     def all_gather_shards(self, shard: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ class RecordingAxis(TensorAxis):
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(received, sizes, strict=True)], dim)
 
     def reduce_scatter_shards(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
-        parts = torch.stack([pad_shard(part, max(sizes), dim) for part in whole.split(list(sizes), dim)])
+        parts = torch.stack([pad_shard(part, max(sizes), dim) for part in torch.split(whole, list(sizes), dim)])
         received = parts.clone() if whole.device.type == "cpu" else parts  # as by an all-to-all
         return received.sum(0).narrow(dim, 0, sizes[self.index])
 
@@ -91,7 +91,12 @@ class RecordingAxis(TensorAxis):
             forward_bytes=tuple(self.forward_bytes),
             backward_bytes=tuple(self.backward_bytes),
             gathered_bytes=tuple(self.gathered_bytes),
-            sequence=SequenceTraffic(**{name: tuple(sizes) for name, sizes in self._sequence_bytes.items()}),
+            sequence=SequenceTraffic(
+                gathered_bytes=tuple(self._sequence_bytes["gathered"]),
+                scattered_bytes=tuple(self._sequence_bytes["scattered"]),
+                joined_bytes=tuple(self._sequence_bytes["joined"]),
+                divided_bytes=tuple(self._sequence_bytes["divided"]),
+            ),
         )
         for sizes in (self.forward_bytes, self.backward_bytes, self.gathered_bytes, *self._sequence_bytes.values()):
             sizes.clear()

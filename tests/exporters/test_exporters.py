@@ -75,6 +75,13 @@ def test_megatron_arguments() -> None:
     assert any("each stage" in sentence for sentence in exported.omitted)
 
 
+def test_sequence_parallelism() -> None:
+    source = make("tensor=2", (tuple(f"model.layers.{index}" for index in range(2)),), sequence_parallel=True)
+    assert "--sequence-parallel" in export_plan(source, "megatron").files["megatron_args.txt"].splitlines()
+    for tool in ("accelerate", "deepspeed"):
+        assert any("sequence_parallel = true" in sentence for sentence in export_plan(source, tool).omitted)
+
+
 def test_megatrons_layout_parser_reads_the_same_layers() -> None:
     module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
     parsed = module.PipelineParallelLayerLayout.parse_str_to_list("E,t*2|t,L")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from stagewright.files.chakra import Collective, NodeType, read_nodes
 from stagewright.profiler.profile import Amount
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.overheads import ModelOverheads
-from stagewright.simulator.costs.tensor_traffic import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import SequenceTraffic, TensorTraffic
 from stagewright.simulator.export.chakra import write_chakra
 from stagewright.simulator.export.chrome import write_chrome_trace
 from stagewright.simulator.simulate import optimizer_s, predict
@@ -101,6 +102,28 @@ def test_chakra_has_the_tensor_axis_bytes_of_the_forecast(tmp_path: Path, fields
     ]
     streamed = 1 if costs.plan.training else costs.plan.steps
     assert max(found) == streamed * forecast.tensor_bytes > 0
+
+
+def test_divided_sequences_are_joined_at_the_ends_of_stages(tmp_path: Path) -> None:
+    """Units of one stage pass shards on; backward has the transposes; gradients of norms are summed once."""
+    block = SequenceTraffic(
+        gathered_bytes=(100,),
+        scattered_bytes=(60,),
+        joined_bytes=(40,),
+        divided_bytes=(40,),
+        partial_bytes=8,
+        continues=True,
+    )
+    traffic = [TensorTraffic(sequence=block)] * 3 + [TensorTraffic(sequence=replace(block, continues=False))]
+    for pipeline, ends in ((1, 1), (2, 2)):
+        mesh = Mesh(tensor=2, pipeline=pipeline)
+        costs = make_costs(equal_units(4), mesh=mesh, microbatches=3, links=LINKS, terms={"tensor": traffic})
+        reduced, exchanged = zip(*(costs.tensor_bytes(worker) for worker in range(pipeline)), strict=True)
+        assert (sum(reduced), sum(exchanged)) == (4 * 8, 3 * (4 * 2 * (100 + 60) + ends * 2 * 40))
+        paths = write_chakra(costs, tmp_path / "step")
+        found = [sum(one["comm_size"] for one in collectives(path)) for path in paths[:pipeline]]
+        # An all-gather has the bytes of one worker's part.
+        assert sum(found) == 4 * 8 + 3 * (4 * (100 + 60) + 4 * (100 + 60) // 2 + ends * 40)
 
 
 def test_chakra_has_each_stage_its_own_tensor_traffic(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_policies_are_those_of_the_registry() -> None:
         {"mesh": "data=2", "shard": True},
         {"mesh": "data=2,pipeline=2", "microbatches": 2, "zero": 2},
         {"mesh": "tensor=2,pipeline=2", "microbatches": 2, "vocab_parallel": True},
+        {"mesh": "tensor=2,pipeline=2", "microbatches": 2, "sequence_parallel": True},
         {"microbatches": 2, "recompute": (True, False)},
         {"mesh": "serial", "batch": 1},
     ],
@@ -147,6 +148,10 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         (
             {"vocab_parallel": True, "microbatches": 2},
             "divides the vocabulary over tensor parallel workers, and pipeline=2 has none",
+        ),
+        (
+            {"sequence_parallel": True, "microbatches": 2},
+            "divides sequences over tensor parallel workers, and pipeline=2 has none",
         ),
         ({"zero": 1, "microbatches": 2}, "zero = 1 shards optimizer states over replicas, and there is only one"),
         ({"zero": 1, "mesh": "data=2", "training": False, "microbatches": 1}, "zero = 1 is for training"),

@@ -50,6 +50,8 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         gradient_bytes=2 if plan.dtype == "bfloat16" else 4,
         optimizer_states=optimizer.num_states + (1 if plan.optimizer.momentum else 0),
         divided_vocabulary=plan.vocab_parallel,
+        sequence_parallel=plan.sequence_parallel,
+        regather=not plan.sequence_parallel,  # gathered inputs are saved
         schedule=plan.schedule if mesh.pipeline > 1 else "1f1b",
         message_share=_message_share(plan.codec_of(0), plan.compute_dtype) if plan.num_stages > 1 else 1.0,
         order=_ORDERS[innermost],

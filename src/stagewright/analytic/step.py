@@ -192,7 +192,9 @@ class StepModel:
         if layout.pipeline == 1:
             return 0.0
         tokens = layout.microbatch * self.shape.sequence_length / layout.context
-        size = tokens * self.shape.width * layout.item_bytes / (layout.tensor if layout.sequence_parallel else 1)
+        # The engine here joins the shards of a sequence at the end of a stage.
+        is_divided = layout.sequence_parallel and layout.stack != "stagewright"
+        size = tokens * self.shape.width * layout.item_bytes / (layout.tensor if is_divided else 1)
         codec_s = 0.0
         if layout.message_share != 1.0:  # encoding and decoding read and write memory
             codec_s = 2 * self.kernels.stream_s((1 + layout.message_share) * size)

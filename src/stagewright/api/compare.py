@@ -74,7 +74,7 @@ def compare(
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
             (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``vocab_parallel``,
-            ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``steps``, …).
+            ``sequence_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
@@ -136,6 +136,8 @@ def compare_strategies(
         progress.note("--zero applies to data parallelism, and no strategy here has it: add data to --strategy")
     if base.vocab_parallel and not any(plan.vocab_parallel for plan in plans):
         progress.note("--vocab-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
+    if base.sequence_parallel and not any(plan.sequence_parallel for plan in plans):
+        progress.note("--sequence-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
 
     def report(plan: Plan, text: str) -> None:
         sharding = sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)

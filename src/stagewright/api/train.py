@@ -119,9 +119,9 @@ def train(
         progress: Receives notes while it trains.
         options: Options of the plan (``mesh``, which may also be a strategy such as fsdp, ``epochs``, ``batch``,
             ``microbatches`` or ``micro_batch_size``, ``schedule``, ``recompute``, ``shard``, ``fsdp_shards``,
-            ``fsdp_gather``, ``zero``, ``vocab_parallel``, ``clip``, ``checkpoint_every``, …), of the optimizer
-            (``optimizer``, ``learning_rate``, ``momentum``, ``weight_decay``, ``lr_schedule``,
-            ``lr_warmup_steps``) and of the model (``image_size``, …).
+            ``fsdp_gather``, ``zero``, ``vocab_parallel``, ``sequence_parallel``, ``clip``,
+            ``checkpoint_every``, …), of the optimizer (``optimizer``, ``learning_rate``, ``momentum``,
+            ``weight_decay``, ``lr_schedule``, ``lr_warmup_steps``) and of the model (``image_size``, …).
 
     Example:
         result = sw.train("digits-vit", "digits", mesh="data=2", epochs=1, batch=256)

@@ -159,6 +159,9 @@ Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of rep
 VocabParallel = Annotated[
     bool, run_option("--vocab-parallel", help="Tensor parallel workers divide the vocabulary and its loss.")
 ]
+SequenceParallel = Annotated[
+    bool, run_option("--sequence-parallel", help="Tensor parallel workers divide the sequence in norms and dropout.")
+]
 Speeds = Annotated[
     str | None,
     run_option(metavar="NUMBERS", help="Relative speeds of the devices, like 1,1,0.5; runs also take: measured."),

@@ -7,6 +7,8 @@ import json
 from stagewright.errors import UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
 
+_WHOLE_SEQUENCE = "Sequences are not divided: sequence_parallel = true has no counterpart."
+
 
 def export_accelerate(source: ExportInput) -> ExportedConfig:
     """Return the file for ``accelerate launch``: a ParallelismConfig, and the FSDP plug-in with FSDP2."""
@@ -23,6 +25,8 @@ def export_accelerate(source: ExportInput) -> ExportedConfig:
     }
     lines = [f"{key}: {_yaml(value)}" for key, value in values.items()]
     omitted = common_omissions(plan)
+    if plan.sequence_parallel:
+        omitted.append(_WHOLE_SEQUENCE)
     if uses_fsdp:
         lines += [
             "fsdp_config:",
@@ -76,6 +80,8 @@ def export_deepspeed(source: ExportInput) -> ExportedConfig:
     if mesh.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": mesh.tensor}
     omitted = common_omissions(plan)
+    if plan.sequence_parallel:
+        omitted.append(_WHOLE_SEQUENCE)
     if plan.recompute != "none":
         omitted.append("Enable activation checkpointing in the script: model.gradient_checkpointing_enable().")
     if plan.dtype == "bfloat16":

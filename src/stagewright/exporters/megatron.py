@@ -29,6 +29,7 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
         "seed": plan.seed or 1,
     }
     flags = {"float32": [], "fp16-mixed": ["fp16"]}.get(plan.precision, ["bf16"])
+    flags += ["sequence-parallel"] if plan.sequence_parallel else []
     omitted = common_omissions(plan)
     layers = source.layers
     arguments["num-layers"] = sum(map(len, layers))

@@ -83,6 +83,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         fsdp_gather="auto",
         zero=0,
         vocab_parallel=False,
+        sequence_parallel=False,
         stages=None,
         cuts=(),
         placement="auto",

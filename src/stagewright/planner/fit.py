@@ -138,6 +138,7 @@ def fit_strategies(
                 shard=zero == 3,
                 zero=zero % 3,
                 vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
+                sequence_parallel=base.sequence_parallel and mesh.tensor > 1,
                 recompute=recompute,
                 microbatches=microbatches if mesh.pipeline > 1 else 1,
             ),

@@ -196,6 +196,8 @@ class RunResult:
     """ZeRO stage of replicas that hold all parameters: 1, 2, or 0 for none."""
     vocab_parallel: bool = False
     """Whether tensor parallel workers divide the vocabulary."""
+    sequence_parallel: bool = False
+    """Whether tensor parallel workers divide the sequence between their divided layers."""
     speeds: tuple[float, ...] = ()
     """Relative speed of each worker's device, where shares and stages follow them; empty: all alike."""
     workers: int = 0
@@ -290,6 +292,7 @@ class RunResult:
             "fsdp_gather": plan.fsdp_gather,
             "zero": plan.zero,
             "vocab_parallel": plan.vocab_parallel,
+            "sequence_parallel": plan.sequence_parallel,
             "speeds": given_speeds(plan),
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,

@@ -175,7 +175,7 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
         gathered_bytes: int = 0,
         sent: int = 0,
     ) -> None:
-        if count > 1 and num_bytes:
+        if count > 1 and (num_bytes or gathered_bytes):
             rings = ring_bytes(count, num_bytes, passes=passes) + ring_bytes(count, gathered_bytes, passes=1)
             sent = sent or int(rings)
             num_bytes += gathered_bytes

@@ -225,6 +225,8 @@ class Plan:
     """ZeRO stage of replicas that hold all parameters: 1 shards optimizer states, 2 also gradients; 3 is `shard`."""
     vocab_parallel: bool = False
     """Tensor parallel workers divide the vocabulary: embeddings, heads, and the cross-entropy of divided logits."""
+    sequence_parallel: bool = False
+    """Tensor parallel workers divide the sequence between their divided layers: norms, dropout and residuals."""
     context_attention: ContextAttention = "ring"
     """How context parallel workers attend to each other's positions: keys and values go around a ring, or heads are
     divided by all-to-alls (Ulysses)."""

@@ -87,6 +87,7 @@ _PLAN: dict[str, Reader] = {
     "fsdp_gather": choice(*FSDP_GATHERS),
     "zero": integer,
     "vocab_parallel": flag,
+    "sequence_parallel": flag,
     "context_attention": choice(*CONTEXT_ATTENTIONS),
     "codec": either(text, list_of(text)),
     "codec_backward": either(text, list_of(text)),

@@ -281,6 +281,11 @@ def _check_features(plan: Plan) -> None:
             f"vocab_parallel = true divides the vocabulary over tensor parallel workers, and {plan.mesh} has none: "
             "leave it out, or use a mesh with tensor=2 or more"
         )
+    if plan.sequence_parallel and plan.mesh.tensor == 1:
+        raise UsageError(
+            f"sequence_parallel = true divides sequences over tensor parallel workers, and {plan.mesh} has none: "
+            "leave it out, or use a mesh with tensor=2 or more"
+        )
     inside = next((axis for axis in ("expert", "context") if getattr(plan.mesh, axis) > 1), None)
     if inside is not None and plan.training and SCHEDULES[plan.schedule].splits_backward:
         raise UsageError(

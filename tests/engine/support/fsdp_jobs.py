@@ -21,22 +21,24 @@ BATCH = 8
 
 def make_model(name: str) -> Model:
     """Build a tiny transformer with dropout: llama, gpt2 or bert with a loss of their own, or vit."""
-    return _vit() if name == "vit" else context_jobs.make_model(name, batch=BATCH)
+    return make_vit() if name == "vit" else context_jobs.make_model(name, batch=BATCH)
 
 
-def _vit() -> Model:
+def make_vit(image_size: int = 8) -> Model:
+    """Build a tiny vision transformer with a token for each patch of 4 x 4 pixels and one more."""
     import transformers as hf
 
     torch.manual_seed(0)
     config = hf.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=8, patch_size=4,
-        hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, num_labels=5,
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=image_size,
+        patch_size=4, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2, num_labels=5,
     )  # fmt: skip
 
     def make(count: int) -> Batch:
         generator = torch.Generator().manual_seed(count)
         target = torch.randint(0, 5, (count,), generator=generator)
-        return Batch(args=(torch.randn(count, 3, 8, 8, generator=generator),), target=target)
+        images = torch.randn(count, 3, image_size, image_size, generator=generator)
+        return Batch(args=(images,), target=target)
 
     example = make(BATCH)
     return Model(

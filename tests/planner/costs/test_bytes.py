@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,41 @@ def test_gathered_logits_of_inference(tmp_path: Path) -> None:
     assert found.num_bytes == run.collective_bytes[0]["tensor"]
     assert found.sent_bytes == found.num_bytes - logits // 2
     assert forecast.workers[0].memory.counted_bytes == pytest.approx(run.peak_memory_bytes[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mesh": Mesh(tensor=2)},
+        {"mesh": Mesh(tensor=2), "recompute": "always"},
+        {"mesh": Mesh(tensor=2), "training": False},
+        {"mesh": Mesh(tensor=2, pipeline=2), "cuts": CUTS[1:2]},
+    ],
+    ids=lambda fields: "-".join(str(value) for key, value in fields.items() if key != "cuts"),
+)
+def test_divided_sequences(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Bytes and memory of a run; the bytes of tensor parallelism, less memory, and what stages divide and join."""
+    devices = default_devices(fields["mesh"].num_workers, share=True)
+    common = {"batch": 8, "microbatches": 2, "steps": 1, "warmup": 0, "devices": devices}
+    whole = Plan(model=ModelSpec(name="digits-vit"), **{**common, **fields})
+    plan = replace(whole, sequence_parallel=True)
+    run = run_plan(plan, tmp_path)
+    assert run.equal
+    forecasts = []
+    for one in (plan, whole):
+        measured = measure_model(one, size=profiled_size(one)[0], repeats=1)
+        forecasts.append(prepare_plan(one, measured, cluster_of(plan.mesh.num_workers)).forecast())
+    forecast, without = forecasts
+    for worker in range(plan.mesh.pipeline):
+        found, before = (
+            next(use for use in one.collectives if (use.worker, use.axis) == (worker, "tensor"))
+            for one in (forecast, without)
+        )
+        assert found.num_bytes == pytest.approx(run.collective_bytes[worker]["tensor"], rel=0.02)
+        hidden = 8 * 17 * 64 * 4
+        ends = hidden * (2 if plan.training else 1) * (1.5 if plan.recompute == "always" else 1) / 2
+        assert found.sent_bytes == pytest.approx(before.sent_bytes + ends, rel=0.02)
+        memory, held = forecast.workers[worker].memory, without.workers[worker].memory
+        assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[worker], rel=0.03)
+        if plan.training:  # inference saves no activations
+            assert memory.counted_bytes < held.counted_bytes

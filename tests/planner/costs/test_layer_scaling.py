@@ -16,7 +16,7 @@ from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.measure import profile
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amount_of
 from stagewright.simulator.costs.overheads import ModelOverheads
-from stagewright.simulator.costs.tensor_traffic import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import SequenceTraffic, TensorTraffic
 
 
 def gpt(num_layers: int) -> ModelCosts:
@@ -108,6 +108,16 @@ def test_traffic_grows_too() -> None:
     found = with_num_layers(measured, 6)
     assert found.tensor == (TensorTraffic(), *[once] * 6, TensorTraffic())
     assert found.num_tensor == 2
+
+
+def test_all_blocks_but_the_last_pass_shards_on() -> None:
+    once = TensorTraffic(sequence=SequenceTraffic(joined_bytes=(10,), continues=True))
+    last = TensorTraffic(sequence=SequenceTraffic(joined_bytes=(10,)))
+    traffic = (TensorTraffic(), *[once] * 3, last, TensorTraffic())
+    measured = ModelCosts(
+        profile=profile_of(blocks_between(4)), overheads=ModelOverheads(), tensor=traffic, num_tensor=2
+    )
+    assert with_num_layers(measured, 6).tensor == (TensorTraffic(), *[once] * 5, last, TensorTraffic())
 
 
 def test_refused() -> None:

@@ -53,6 +53,7 @@ class PlanOptions:
     ] = None
     zero: Annotated[int, opt.run_option("--zero", min=0, max=2, hidden=True)] = 0  # in help as --strategy zero2
     vocab_parallel: Annotated[bool, opt.run_option("--vocab-parallel", hidden=True)] = False
+    sequence_parallel: Annotated[bool, opt.run_option("--sequence-parallel", hidden=True)] = False
     speeds: Annotated[str | None, opt.run_option("--speeds", hidden=True)] = None
     precision: opt.Precision = None
     compile: opt.Compile = None
@@ -104,6 +105,7 @@ class PlanOptions:
             "shard": self.shard or None,
             "zero": self.zero or None,
             "vocab_parallel": self.vocab_parallel or None,
+            "sequence_parallel": self.sequence_parallel or None,
             "speeds": opt.parse_speeds(self.speeds) or None,
         }
 

@@ -6,17 +6,25 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from stagewright.engine.context.axis import ContextAxis
 from stagewright.engine.data.gradient_allreduce import BUCKET_BYTES, bucket_parameters
+from stagewright.engine.tensor.axis import Axis
 
 
 @torch.no_grad()
-def sum_gradients(axis: ContextAxis, parameters: Iterable[nn.Parameter]) -> None:
-    """All-reduce gradients in buckets; workers have gradients of the same parameters."""
+def sum_gradients(axis: Axis, parameters: Iterable[nn.Parameter]) -> None:
+    """All-reduce gradients, or this replica's shards of them, in buckets.
+
+    Workers have gradients of the same parameters.
+    """
     for bucket in bucket_parameters([value for value in parameters if value.grad is not None], BUCKET_BYTES):
-        gradients = [value.grad for value in bucket if value.grad is not None]
-        flat = axis.all_reduce(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        held = [value.grad for value in bucket if value.grad is not None]
+        gradients = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in held]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        if not flat.numel():  # a shard may be empty
+            continue
+        axis.all_reduce(flat)
         values = torch.split(flat, [gradient.numel() for gradient in gradients])
         for gradient, value in zip(gradients, values, strict=True):
             gradient.copy_(value.view_as(gradient))

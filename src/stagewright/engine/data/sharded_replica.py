@@ -18,7 +18,7 @@ from torch.torch_version import TorchVersion
 
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.gradient_allreduce import BUCKET_BYTES
-from stagewright.engine.tensor.axis import Axis
+from stagewright.engine.tensor.axis import Axis, all_to_all_and_sum, reduce_scatter
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.stage import Stage
 
@@ -107,7 +107,7 @@ class ShardedReplica(DataParallelReplica):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
         unit.set_custom_all_gather(_RecordedCollective(all_gather, self._counter))  # type: ignore[arg-type]
-        scatter = reduce_scatter if self._device.type != "cpu" else _all_to_all_and_sum
+        scatter = reduce_scatter if self._device.type != "cpu" else all_to_all_and_sum
         unit.set_custom_reduce_scatter(_RecordedCollective(scatter, self._counter))  # type: ignore[arg-type]
         if self._replicate is not None and not self._accumulates_shards:
             unit.set_all_reduce_hook(self._all_reduce_shards)
@@ -187,16 +187,8 @@ class _RecordedCollective:
         return work
 
 
-# Newer torch renames these and warns about the old names.
+# Newer torch renames this and warns about the old name.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def _all_to_all_and_sum(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, group: Any, **_: Any) -> None:
-    """Reduce-scatter by all-to-all: Gloo's reduce-scatter is an all-reduce that discards the rest, twice the bytes."""
-    shards = torch.empty_like(input_tensor)
-    dist.all_to_all_single(shards, input_tensor, group=group)
-    torch.sum(shards.view(-1, output_tensor.numel()), dim=0, out=output_tensor.view(-1))
 
 
 def _separable_units(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:

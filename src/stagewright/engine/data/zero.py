@@ -25,8 +25,8 @@ from torch import nn
 
 from stagewright.engine.data.gradient_allreduce import all_reduce_tied
 from stagewright.engine.data.parameter_shards import ParameterShards
-from stagewright.engine.data.sharded_replica import all_gather, reduce_scatter
-from stagewright.engine.tensor.axis import Axis
+from stagewright.engine.data.sharded_replica import all_gather
+from stagewright.engine.tensor.axis import Axis, reduce_scatter
 from stagewright.engine.worker.recorder import recorder
 from stagewright.spec.zero import bucket_bytes
 

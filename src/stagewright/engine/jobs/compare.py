@@ -58,6 +58,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 fsdp_gather=base.fsdp_gather if shard else "auto",
                 zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
                 vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
+                sequence_parallel=base.sequence_parallel and mesh.tensor > 1,
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,
             )

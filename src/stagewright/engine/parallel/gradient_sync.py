@@ -5,7 +5,7 @@ several stages            GradientAllReduce, bucketed and overlapped with backwa
 several stages, FSDP2     FSDPStages or StepFSDPReplica
 ZeRO-1, ZeRO-2            GradientReduceScatter, and an all-gather of the parameters after the optimizer step
 tied weights              GradientAllReduce over the workers that hold them
-divided sequences         all-reduce of the gradients of blocks over the context axis
+divided sequences         all-reduce of the gradients of blocks over the context axis, or of norms over the tensor axis
 experts                   ExpertGradientSync over the replicas that hold the same ones
 """
 
@@ -82,8 +82,8 @@ class GradientSync:
         sent = {} if self.all_reduce is None else self.all_reduce.finish()
         if self._experts is not None:
             sent["data"] = sent.get("data", 0) + self._experts.finish()
-        if self._part.context_axis is not None:
-            sum_gradients(self._part.context_axis, self._part.divided_parameters())
+        if self._part.sequence_axis is not None:
+            sum_gradients(self._part.sequence_axis, self._part.divided_parameters())
         self.allreduce_bytes = sent
         if self._norms is not None:
             has_replicas = self._part.context.data_group is not None

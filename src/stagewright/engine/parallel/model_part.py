@@ -25,8 +25,9 @@ from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.state.full_state import full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
-from stagewright.engine.tensor.axis import TensorAxis
+from stagewright.engine.tensor.axis import Axis, TensorAxis
 from stagewright.engine.tensor.layers import shard_layouts
+from stagewright.engine.tensor.sequence_plan import plan_sequence_parallel
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.memory import MemoryTracker
 from stagewright.errors import UsageError
@@ -59,13 +60,23 @@ class ModelPart:
         self.tensor_axis: TensorAxis | None = None
         self.replicated = ""
         """Why tensor parallel workers all compute some layers; "" if there are none."""
+        self._partial: frozenset[str] = frozenset()
         if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
             gc.collect()  # a dead autograd graph of capture would keep the gradient shape of a whole weight
             regions = plan_tensor_parallel(model.module, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel)
             self.replicated = regions.replicated
             require_whole_regions(regions, [call.target for call in self.graph.calls])
+            sequence = None
+            if plan.sequence_parallel:
+                stages = self.graph.stages(self.cuts)
+                sequence = plan_sequence_parallel(model.module, regions.regions, stages, plan.mesh.tensor)
+                self._partial, self.replicated = sequence.partial, self.replicated or sequence.whole
             self.tensor_axis = apply_tensor_parallel(
-                model.module, context.tensor_group, plan=regions, gather_logits=self.compile_mode != "none"
+                model.module,
+                context.tensor_group,
+                plan=regions,
+                gather_logits=self.compile_mode != "none",
+                sequence=sequence,
             )
         self.context_axis: ContextAxis | None = None
         self._blocks: list[str] = []
@@ -122,9 +133,15 @@ class ModelPart:
         return {name: self.shards.shard(parameter) for name, parameter in parameters.items()}
 
     def divided_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters of this worker's blocks with divided sequences."""
-        names = self.trainable_parameters()
-        return [value for name, value in names.items() if any(name.startswith(f"{block}.") for block in self._blocks)]
+        """Return what this worker's optimizer steps and of which it has the gradient of its own tokens only."""
+        blocks = tuple(f"{block}." for block in self._blocks)
+        parameters = self.optimizer_parameters().items()
+        return [value for name, value in parameters if name in self._partial or (blocks and name.startswith(blocks))]
+
+    @property
+    def sequence_axis(self) -> Axis | None:
+        """The axis over which sequences are divided: the context axis, or the tensor axis with sequence parallelism."""
+        return self.tensor_axis if self._partial else self.context_axis
 
     def full_gradients(self) -> dict[str, torch.Tensor]:
         """Gather the full gradients of this worker's parameters, by their names in the model."""

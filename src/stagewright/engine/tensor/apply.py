@@ -23,6 +23,8 @@ from stagewright.engine.tensor.axis import TensorAxis, process_group_of
 from stagewright.engine.tensor.dropout import ShardedDropout
 from stagewright.engine.tensor.layers import Region, shard_layer, shard_layouts
 from stagewright.engine.tensor.regions import RegionPlan, find_regions, layer_sizes
+from stagewright.engine.tensor.sequence import DividedBlock
+from stagewright.engine.tensor.sequence_plan import SequencePlan
 from stagewright.engine.tensor.vocabulary import VocabularyPlan, find_vocabulary, shard_vocabulary
 from stagewright.errors import UsageError
 
@@ -68,28 +70,41 @@ def plan_tensor_parallel(model: nn.Module, num_workers: int, *, vocab_parallel: 
 
 
 def apply_tensor_parallel(
-    model: nn.Module, group: Any, *, plan: TensorPlan | None = None, gather_logits: bool = False
+    model: nn.Module,
+    group: Any,
+    *,
+    plan: TensorPlan | None = None,
+    gather_logits: bool = False,
+    sequence: SequencePlan | None = None,
 ) -> TensorAxis:
     """Shard ``model`` in place over ``group``, a process group or a one-dimensional device mesh.
 
     Every worker must hold the same full weights before, and keeps its shard. Parameters remain the same objects under
     the same names; ``full_state.full_tensors`` gathers the full values. ``gather_logits``: see ``shard_vocabulary``.
+    ``sequence``: the blocks whose sequence is divided; the gradients of its ``partial`` parameters are left to sum.
     """
     axis = TensorAxis(process_group_of(group))
     plan = plan or plan_tensor_parallel(model, axis.num_workers)
     if plan.num_workers != axis.num_workers:
         raise UsageError(f"the plan splits over {plan.num_workers} workers, but the group has {axis.num_workers}")
     if axis.num_workers > 1:
-        shard_layers(model, plan, axis, shard_dropout=True, gather_logits=gather_logits)
+        shard_layers(model, plan, axis, shard_dropout=True, gather_logits=gather_logits, sequence=sequence)
     return axis
 
 
 def shard_layers(
-    model: nn.Module, plan: TensorPlan, axis: TensorAxis, *, shard_dropout: bool, gather_logits: bool = False
+    model: nn.Module,
+    plan: TensorPlan,
+    axis: TensorAxis,
+    *,
+    shard_dropout: bool,
+    gather_logits: bool = False,
+    sequence: SequencePlan | None = None,
 ) -> None:
     """Shard all regions and the vocabulary in place; ``shard_dropout``: draw the dropout masks of the whole model."""
     if plan.vocabulary is not None:
         shard_vocabulary(model, plan.vocabulary, axis, gather=gather_logits)
+    blocks = _divide_blocks(model, sequence, axis, shard_dropout) if sequence is not None else {}
     for region_plan in plan.regions:
         owner = model.get_submodule(region_plan.owner)
         has_dropout = shard_dropout and _has_dropout(owner)
@@ -105,7 +120,31 @@ def shard_layers(
                 setattr(config, attribute, getattr(config, attribute) // axis.num_workers)
             owner.config = config
         owner.register_forward_pre_hook(region.begin)
+        region.block = next((blocks[name] for name in blocks if region_plan.row_layer.startswith(f"{name}.")), None)
+        if region.block is not None and region_plan.is_attention:
+            owner.register_forward_pre_hook(region.gather_input, with_kwargs=True)
         owner.register_forward_hook(region.end, always_call=True)
+    for name, block in blocks.items():  # after the regions' hooks, because a block may be the owner of a region
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(block.begin, prepend=True, with_kwargs=True)
+        module.register_forward_hook(block.end, always_call=True)
+
+
+def _divide_blocks(
+    model: nn.Module, sequence: SequencePlan, axis: TensorAxis, shard_dropout: bool
+) -> dict[str, DividedBlock]:
+    """Return the blocks whose sequence is divided, by name."""
+    return {
+        block.name: DividedBlock(
+            axis,
+            block.name,
+            length=block.length,
+            receives_shard=block.receives_shard,
+            returns_shard=block.returns_shard,
+            draws_masks=shard_dropout and any(map(_has_dropout, model.get_submodule(block.name).modules())),
+        )
+        for block in sequence.blocks
+    }
 
 
 def require_whole_regions(plan: TensorPlan, targets: Iterable[str]) -> None:

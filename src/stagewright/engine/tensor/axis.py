@@ -1,10 +1,16 @@
-"""The tensor axis of one worker, and the two autograd operations at the ends of a tensor-parallel region.
+"""The tensor axis of one worker, and the autograd operations at the ends of tensor-parallel regions and blocks.
 
-                           forward        backward
-    copy_to_region         identity       all-reduce      where a replicated activation enters the region
-    reduce_from_region     all-reduce     identity        where the partial sums leave it
+                           forward          backward
+    copy_to_region         identity         all-reduce       where a replicated activation enters the region
+    reduce_from_region     all-reduce       identity         where the partial sums leave it
 
-All traffic of the tensor axis in a step goes through ``TensorAxis.all_reduce`` and ``gather_shards``, which count it.
+    gather_to_region       all-gather       reduce-scatter   the same two where the sequence is divided around the
+    scatter_from_region    reduce-scatter   all-gather       region
+    divide_sequence        own shard        all-gather       where a replicated activation enters a block
+    join_sequence          all-gather       own shard        where a divided one leaves it
+
+All traffic of the tensor axis in a step goes through ``TensorAxis.all_reduce``, ``all_gather_shards`` and
+``reduce_scatter_shards``, which count it.
 """
 
 from __future__ import annotations
@@ -18,6 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
+
+SEQUENCE_DIM = 1
+"""The dimension of tokens in hidden states."""
 
 
 class Axis:
@@ -71,6 +80,30 @@ class TensorAxis(Axis):
         return self.all_reduce(value, op)
 
     def gather_shards(self, shard: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """All-gather, without autograd, what is needed whole, such as divided logits."""
+        return self.all_gather_shards(shard, sizes, dim)
+
+    def gather_to_region(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Pass shards of a sequence into a region, whole; backward reduce-scatters the gradient."""
+        return _Exchange.apply(shard, self, sizes, "all_gather_shards", "reduce_scatter_shards")  # type: ignore[no-any-return, no-untyped-call]
+
+    def scatter_from_region(self, partial: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Sum the workers' partial sums and keep this worker's shard of the sequence."""
+        return _Exchange.apply(partial, self, sizes, "reduce_scatter_shards", "all_gather_shards")  # type: ignore[no-any-return, no-untyped-call]
+
+    def divide_sequence(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Return this worker's shard of a replicated activation."""
+        return _Exchange.apply(value, self, sizes, "own_shard", "all_gather_shards")  # type: ignore[no-any-return, no-untyped-call]
+
+    def join_sequence(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Return the whole of a divided activation, on every worker."""
+        return _Exchange.apply(shard, self, sizes, "all_gather_shards", "own_shard")  # type: ignore[no-any-return, no-untyped-call]
+
+    def own_shard(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """Copy this worker's shard of ``sizes`` along ``dim``, so that the whole tensor can be freed."""
+        return whole.narrow(dim, sum(sizes[: self.index]), sizes[self.index]).clone()
+
+    def all_gather_shards(self, shard: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
         """All-gather shards of ``sizes`` along ``dim`` and return the whole tensor, whose bytes are counted."""
         start = recorder.now()
         shards = self.all_gather(pad_shard(shard, max(sizes), dim))
@@ -78,6 +111,17 @@ class TensorAxis(Axis):
         self.payload_bytes += whole.nbytes
         recorder.add("collective", start, num_bytes=whole.nbytes, note=self.name)
         return whole
+
+    def reduce_scatter_shards(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
+        """Sum a tensor over the workers and return this worker's shard; the bytes of the whole are counted."""
+        start = recorder.now()
+        parts = torch.stack([pad_shard(part, max(sizes), dim) for part in torch.split(whole, list(sizes), dim)])
+        total = torch.empty_like(parts[0])
+        scatter = reduce_scatter if whole.device.type != "cpu" else all_to_all_and_sum
+        scatter(total, parts, group=self.group)
+        self.payload_bytes += whole.nbytes
+        recorder.add("collective", start, num_bytes=whole.nbytes, note=self.name)
+        return total.narrow(dim, 0, sizes[self.index])
 
 
 class _CopyToRegion(torch.autograd.Function):
@@ -103,6 +147,32 @@ class _ReduceFromRegion(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None
+
+
+class _Exchange(torch.autograd.Function):
+    """A change between a whole sequence and its shards, by the named methods of the axis."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, axis: TensorAxis, sizes: Sequence[int], run: str, reverse: str
+    ) -> torch.Tensor:
+        ctx.axis, ctx.sizes, ctx.reverse = axis, sizes, reverse
+        return getattr(axis, run)(value, sizes, SEQUENCE_DIM)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        return getattr(ctx.axis, ctx.reverse)(gradient, ctx.sizes, SEQUENCE_DIM), None, None, None, None
+
+
+# Newer torch renames this and warns about the old name.
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def all_to_all_and_sum(output_tensor: torch.Tensor, input_tensor: torch.Tensor, *, group: Any, **_: Any) -> None:
+    """Reduce-scatter by all-to-all: Gloo's reduce-scatter is an all-reduce that discards the rest, twice the bytes."""
+    shards = torch.empty_like(input_tensor)
+    dist.all_to_all_single(shards, input_tensor, group=group)
+    torch.sum(shards.view(-1, output_tensor.numel()), dim=0, out=output_tensor.view(-1))
 
 
 def shard_sizes(total: int, num_workers: int) -> tuple[int, ...]:

@@ -5,12 +5,15 @@
               └─ column: v ─┘                    the input features. No communication in between; x is copied to the
                                                  region once, so q, k and v share one all-reduce in backward.
 
+Where the sequence is divided around a region (``sequence.py``), an all-gather takes the place of the copy and a
+reduce-scatter that of the all-reduce.
 Modules keep their place (their class becomes a subclass), and parameters keep their names and hold this worker's
 shard as plain tensors. Why not DTensor: docs/decisions/0008.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +21,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from stagewright import structure
 from stagewright.engine.tensor.axis import Axis, TensorAxis, pad_shard, shard_sizes
 from stagewright.engine.tensor.dropout import ShardedDropout
+from stagewright.engine.tensor.sequence import DividedBlock, find_hidden
+from stagewright.errors import UsageError
 from stagewright.machine.hollow import is_hollow
 
 LAYOUTS = "_stagewright_shards"
@@ -90,23 +96,57 @@ class Region:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._dropout = dropout
         self._dropout_entered = False
+        self.block: DividedBlock | None = None
+        """The block around the region, if its sequence is divided."""
+        self._others: list[torch.Tensor] | None = None
 
     def enter(self, value: torch.Tensor) -> torch.Tensor:
         """Copy the input of a column-parallel layer to the region, once for all layers with the same input."""
         if self._dropout is not None:
             self._dropout.open = True
+        if self.block is not None:
+            self.block.in_region = True
         for original, copy in self._copies:
             if original is value and copy.requires_grad == (torch.is_grad_enabled() and value.requires_grad):
                 return copy
-        copy = self.axis.copy_to_region(value)
+        copy = self.axis.copy_to_region(value) if self.block is None else self._gather(value, self.block)
         self._copies.append((value, copy))
         return copy
 
     def leave(self) -> None:
-        """Leave the region at its row-parallel layer: activations are replicated again."""
+        """Leave the region at its row-parallel layer: activations are replicated, or divided by tokens, again."""
         self._copies.clear()
+        self._others = None
         if self._dropout is not None:
             self._dropout.open = False
+        if self.block is not None:
+            self.block.in_region = False
+
+    def gather_input(self, owner: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run before the forward of an attention with a divided sequence: its code reads the shape of its input."""
+        assert self.block is not None
+        hidden = find_hidden(args, kwargs)
+        if hidden is None:
+            raise UsageError(
+                f"sequence_parallel = true can't divide the input of {type(owner).__name__}, which takes no hidden "
+                "states; leave it out"
+            )
+        whole = self.block.gather(hidden)
+        self._copies.append((whole, whole))
+        arguments = structure.map_tensors(lambda leaf: whole if leaf is hidden else leaf, (args, dict(kwargs)))
+        self._others = [leaf for leaf in structure.tensors(arguments) if leaf is not whole]
+        return arguments
+
+    def _gather(self, value: torch.Tensor, block: DividedBlock) -> torch.Tensor:
+        """Return the whole of a column-parallel layer's input, which other tokens' workers hold."""
+        if self._others is None:
+            return block.gather(value)
+        if any(value is other for other in self._others):  # replicated, such as an encoder's output
+            return self.axis.copy_to_region(value)
+        raise UsageError(
+            "sequence_parallel = true gathers the hidden states of an attention, but the code of one computes other "
+            "inputs of its layers from them; leave it out"
+        )
 
     def begin(self, owner: nn.Module, *_: Any) -> None:
         """Run before the owner's forward; clear what an aborted pass has left."""
@@ -144,9 +184,11 @@ class _Row(nn.Module):
         rows = x.reshape(-1, x.size(-1))
         # Conv1D stores its weight transposed.
         partial = torch.mm(rows, self.weight) if self._transposed else functional.linear(rows, self.weight)
-        total = self._region.axis.reduce_from_region(partial)
+        block, shape = self._region.block, (*x.shape[:-1], partial.size(-1))
+        total = self._region.axis.reduce_from_region(partial) if block is None else block.scatter(partial.view(shape))
         bias = None if self.bias is None else self.bias.to(total.dtype)  # as autocast does in an unsharded layer
-        return (total if bias is None else total + bias).view(*x.shape[:-1], total.size(-1))
+        result = total if bias is None else total + bias
+        return result.view(shape) if block is None else result
 
 
 class _Shared(nn.Module):

@@ -59,6 +59,11 @@ class RegionPlan:
     config_attributes: tuple[str, ...] = ()
     """The same of the owner's configuration."""
 
+    @property
+    def is_attention(self) -> bool:
+        """Whether attention heads are split, not the inner features of a feed-forward layer."""
+        return "attention heads" in self.divisible
+
     def layers(self) -> Iterator[tuple[str, str]]:
         """Yield the name and parallel style of each layer: ``column``, ``shared``, ``norm`` or ``row``."""
         yield from ((name, "column") for name in self.column_layers)

@@ -139,4 +139,11 @@ class _Line:
             backward_bytes=sizes(first.backward_bytes, second.backward_bytes),
             gathered_bytes=sizes(first.gathered_bytes, second.gathered_bytes),
             loss_bytes=sizes(first.loss_bytes, second.loss_bytes),
+            sequence=replace(
+                first.sequence,
+                gathered_bytes=sizes(first.sequence.gathered_bytes, second.sequence.gathered_bytes),
+                scattered_bytes=sizes(first.sequence.scattered_bytes, second.sequence.scattered_bytes),
+                joined_bytes=sizes(first.sequence.joined_bytes, second.sequence.joined_bytes),
+                divided_bytes=sizes(first.sequence.divided_bytes, second.sequence.divided_bytes),
+            ),
         )

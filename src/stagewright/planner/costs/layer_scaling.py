@@ -32,7 +32,12 @@ def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
     tensor = None
     if measured.tensor is not None:
         traffic = measured.tensor
-        tensor = (*traffic[:first], *[traffic[middle]] * num_layers, *traffic[last + 1 :])
+        chained = traffic[first].sequence.continues
+        divided = [
+            replace(block, sequence=replace(block.sequence, continues=chained and number < num_layers - 1))
+            for number, block in enumerate([traffic[middle]] * num_layers)
+        ]
+        tensor = (*traffic[:first], *divided, *traffic[last + 1 :])
     experts = None
     if measured.experts is not None:
         held = measured.experts

@@ -137,6 +137,7 @@ def _measure(
         plan_tensor_parallel(graph.model, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel)
         whole, part = measure_profile(part, None), f"one of {plan.mesh.tensor} workers"
         part += " with a divided vocabulary" if plan.vocab_parallel else ""
+        part += " with a divided sequence" if plan.sequence_parallel else ""
         tensor = _shard(plan, model, graph, device, mode)
     profile = measure_profile(part, progress)
     if plan.training:
@@ -155,7 +156,13 @@ def _measure(
 
 def _shard(plan: Plan, model: Model, graph: UnitGraph, device: Device, mode: Compile) -> tuple[TensorTraffic, ...]:
     """Shard the model's layers in place as one tensor parallel worker; return the units' collectives."""
-    axis = shard_alone(graph, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel, gather_logits=mode != "none")
+    axis = shard_alone(
+        graph,
+        plan.mesh.tensor,
+        vocab_parallel=plan.vocab_parallel,
+        sequence_parallel=plan.sequence_parallel,
+        gather_logits=mode != "none",
+    )
     loss = (lambda output: model.loss(output, model.target)) if plan.training else None
     target = device.torch_device()
     with preserved(graph.model), cpu_offload.offloaded(graph.model, target), autocast_of(plan, target):

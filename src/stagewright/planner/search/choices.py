@@ -84,6 +84,7 @@ def enumerate_plans(
                 fsdp_gather=gather,  # type: ignore[arg-type]
                 zero=zero,
                 vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
+                sequence_parallel=base.sequence_parallel and mesh.tensor > 1,
                 stages=None,
                 cuts=(),
                 placement="auto",

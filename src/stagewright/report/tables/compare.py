@@ -85,7 +85,12 @@ def strategy_label(row: RunResult) -> str:
     """Name a strategy: ``data, FSDP``."""
     sharding = sharding_name(row.shard, row.zero, row.fsdp_gather, row.fsdp_shards)
     speeds = " : ".join(f"{speed:g}" for speed in row.speeds)
-    options = [sharding, "divided vocabulary" if row.vocab_parallel else "", f"speeds {speeds}" if speeds else ""]
+    options = [
+        sharding,
+        "divided vocabulary" if row.vocab_parallel else "",
+        "divided sequence" if row.sequence_parallel else "",
+        f"speeds {speeds}" if speeds else "",
+    ]
     return ", ".join([str(row.strategy), *(option for option in options if option)])
 
 

@@ -127,7 +127,7 @@ class PlanCosts:
         return self.shares[:-1] if self.plan.recompute == "except-last" else self.shares
 
     def tensor_bytes(self, worker: int) -> tuple[int, int]:
-        """Return the bytes of a worker's tensor all-reduces and all-gathers in a step."""
+        """Return the bytes of a worker's tensor all-reduces in a step, and of its all-gathers and reduce-scatters."""
         reduced, gathered = 0.0, 0.0
         for index, stage in enumerate(self.stages):
             if stage.worker != worker:
@@ -136,7 +136,10 @@ class PlanCosts:
             passes = sum(self.shares) + (sum(self.recomputed_shares) if self.recomputes(index) else 0)
             reduced += passes * forward + sum(self.shares) * sum(stage.tensor_loss_bytes)
             reduced += sum(self.shares) * backward if self.plan.training else 0
-            gathered += passes * sum(stage.tensor_gathered_bytes)
+            gathered += passes * (sum(stage.tensor_gathered_bytes) + sum(stage.sequence.forward_bytes))
+            if self.plan.training:
+                gathered += sum(self.shares) * sum(stage.sequence.backward_bytes)
+                reduced += stage.sequence.partial_bytes
         return int(reduced), int(gathered)
 
     def expert_row_bytes(self, worker: int) -> int:

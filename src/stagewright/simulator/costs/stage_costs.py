@@ -20,7 +20,7 @@ from stagewright.simulator.costs.fsdp import (
     separately_gathered_bytes,
 )
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
-from stagewright.simulator.costs.tensor_traffic import TensorTraffic
+from stagewright.simulator.costs.tensor_traffic import StageSequenceTraffic, TensorTraffic, stage_sequence_traffic
 from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
@@ -42,16 +42,18 @@ class StageCosts:
     backward_weight_s: float
     """Compute of the weight gradients."""
     tensor_forward_s: float
-    """All-reduces of the tensor axis in forward."""
+    """Collectives of the tensor axis in forward."""
     tensor_backward_s: float
-    """All-reduces of the tensor axis in backward."""
+    """Collectives of the tensor axis in backward, with a share of those that come once per step."""
     tensor_forward_bytes: tuple[int, ...]
-    """Bytes of each of them."""
+    """Bytes of each all-reduce among them."""
     tensor_backward_bytes: tuple[int, ...]
     tensor_gathered_bytes: tuple[int, ...]
     """Bytes of each all-gather of the tensor axis in forward."""
     tensor_loss_bytes: tuple[int, ...]
     """Bytes of each all-reduce of the tensor axis in the loss."""
+    sequence: StageSequenceTraffic
+    """All-gathers and reduce-scatters of the tensor axis where sequences are divided."""
     expert_s: float
     """All-to-alls of the expert axis in forward; as many in backward."""
     expert_row_bytes: int
@@ -162,7 +164,7 @@ class StageCostBuilder:
         self._shard_group, tensor_group = topology.shard_group(plan.num_shards), topology.group("tensor")
         sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes, *unit.loss_bytes)}
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
-        self._tensor_group = tensor_group
+        self._tensor_group, self._num_microbatches = tensor_group, num_microbatches
         self.experts = experts
         self._expert_group = topology.expert_group()
         # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one; so does FSDP that
@@ -186,6 +188,7 @@ class StageCostBuilder:
         backward_bytes = tuple(itertools.chain.from_iterable(unit.backward_bytes for unit in traffic))
         gathered = tuple(itertools.chain.from_iterable(unit.gathered_bytes for unit in traffic))
         loss_sizes = tuple(itertools.chain.from_iterable(unit.loss_bytes for unit in traffic))
+        sequence = stage_sequence_traffic(traffic)
         parameter_bytes, saved_bytes = self._parameters.of(first, last), self._saved.of(first, last)
         rows = [size for unit in self.experts[first : last + 1] for size in unit.row_bytes]
         expert_bytes = sum(unit.parameter_bytes for unit in self.experts[first : last + 1])
@@ -203,12 +206,14 @@ class StageCostBuilder:
             backward_input_s=sum(unit.backward_input.median_s for unit in units) * backward_scale,
             backward_weight_s=sum(unit.backward_weight.median_s for unit in units) * backward_scale,
             tensor_forward_s=sum(self._allreduce_s[size] for size in (*forward_bytes, *loss_sizes))
-            + sum(all_gather_s(self._tensor_group, size) for size in gathered),
-            tensor_backward_s=sum(self._allreduce_s[size] for size in backward_bytes),
+            + sum(all_gather_s(self._tensor_group, size) for size in (*gathered, *sequence.forward_bytes)),
+            tensor_backward_s=sum(self._allreduce_s[size] for size in backward_bytes)
+            + self._sequence_backward_s(sequence),
             tensor_forward_bytes=forward_bytes,
             tensor_backward_bytes=backward_bytes,
             tensor_gathered_bytes=gathered,
             tensor_loss_bytes=loss_sizes,
+            sequence=sequence,
             expert_s=self._expert_s(rows) if plan.mesh.expert > 1 else 0.0,
             expert_row_bytes=sum(rows) if plan.mesh.expert > 1 else 0,
             expert_bytes=held_bytes,
@@ -219,7 +224,9 @@ class StageCostBuilder:
             buffer_bytes=sum(unit.buffer_bytes for unit in units),
             saved_bytes=saved_bytes,
             input_bytes=input_bytes,
-            recompute_bytes=saved_bytes - (input_bytes if saves_inputs(units[0], input_bytes) else 0),
+            # A divided block saves its own shard of its input.
+            recompute_bytes=saved_bytes
+            - (input_bytes if saves_inputs(units[0], input_bytes) and not traffic[0].sequence.divided_bytes else 0),
             gradient_rise_bytes=self._gradient_rise(first, last, existing_gradients, loss_bytes),
             separate_bytes=sum(separate) if plan.shard else 0,
             gathered_bytes=parameter_bytes - sum(separate) if self._gathers_often else 0,
@@ -229,6 +236,12 @@ class StageCostBuilder:
             working_memory=self._working_memory(index, first, last, max(gathered, default=0)),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
+
+    def _sequence_backward_s(self, sequence: StageSequenceTraffic) -> float:
+        """Return the time of the collectives of divided sequences in backward; gradients are summed once per step."""
+        summed_s = all_reduce_s(self._tensor_group, sequence.partial_bytes) if sequence.partial_bytes else 0.0
+        exchanged_s = sum(all_gather_s(self._tensor_group, size) for size in sequence.backward_bytes)
+        return exchanged_s + summed_s / self._num_microbatches
 
     def _expert_s(self, rows: Sequence[int]) -> float:
         """Return the time of counts, dispatch and combine of each layer."""

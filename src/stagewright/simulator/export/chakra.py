@@ -14,6 +14,7 @@ times come from the forecast; the simulator determines the time of communication
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stagewright.errors import UsageError
@@ -43,6 +44,9 @@ def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
     graph = step_graph(costs)
     sizes = ("tensor_forward_bytes", "tensor_backward_bytes", "tensor_gathered_bytes", "tensor_loss_bytes")
     num_collectives = sum(len(getattr(stage, name)) for stage in costs.stages for name in sizes)
+    num_collectives += sum(
+        len(stage.sequence.forward_bytes) + len(stage.sequence.backward_bytes) for stage in costs.stages
+    )
     num_nodes = graph.num_nodes + num_collectives * graph.num_microbatches
     if num_nodes * mesh.data * mesh.tensor > _MAX_NODES:
         raise UsageError(
@@ -105,16 +109,18 @@ class _Rank:
             self.backward[index] = last
 
     def _tensor_collectives(self, node: int) -> list[tuple[Collective, int]]:
-        """Return an action's tensor all-reduces and all-gathers, for a micro-batch of the profiled size.
+        """Return an action's tensor collectives, for a micro-batch of the profiled size.
 
         An all-gather has the bytes of one worker's part.
         """
         index, kind = int(self.graph.stage[node]), self.graph.kind[node]
         stage = self.costs.stages[index]
-        gathered = [
-            (Collective.ALL_GATHER, -(-size // self.costs.plan.mesh.tensor)) for size in stage.tensor_gathered_bytes
+        sequence = stage.sequence
+        forward = [
+            *((Collective.ALL_REDUCE, size) for size in stage.tensor_forward_bytes),
+            *self._gathers((*stage.tensor_gathered_bytes, *sequence.forward_gathered_bytes)),
+            *((Collective.REDUCE_SCATTER, size) for size in sequence.forward_scattered_bytes),
         ]
-        forward = [*((Collective.ALL_REDUCE, size) for size in stage.tensor_forward_bytes), *gathered]
         if kind == FORWARD:
             return [*forward, *((Collective.ALL_REDUCE, size) for size in stage.tensor_loss_bytes)]
         # A split backward has them in its first half; the first stage, whose inputs need no gradient, in the second.
@@ -123,7 +129,15 @@ class _Rank:
         is_last = self.graph.microbatch[node] == len(self.costs.shares) - 1
         exempt = self.costs.plan.recompute == "except-last" and is_last
         recomputed = forward if self.costs.recomputes(index) and not exempt else []
-        return [*recomputed, *((Collective.ALL_REDUCE, size) for size in stage.tensor_backward_bytes)]
+        return [
+            *recomputed,
+            *((Collective.ALL_REDUCE, size) for size in stage.tensor_backward_bytes),
+            *self._gathers(sequence.backward_gathered_bytes),
+            *((Collective.REDUCE_SCATTER, size) for size in sequence.backward_scattered_bytes),
+        ]
+
+    def _gathers(self, sizes: Sequence[int]) -> list[tuple[Collective, int]]:
+        return [(Collective.ALL_GATHER, -(-size // self.costs.plan.mesh.tensor)) for size in sizes]
 
     def _add_p2p(self, node: int) -> None:
         graph, mesh, (data, tensor, worker) = self.graph, self.costs.plan.mesh, self.coordinates
@@ -145,6 +159,10 @@ class _Rank:
         """Add gradient all-reduces over replicas, those of tied weights, and the optimizer step."""
         costs, (data, tensor, worker) = self.costs, self.coordinates
         before = list(self.backward.values())
+        partial = sum(stage.sequence.partial_bytes for stage in costs.stages if stage.worker == worker)
+        if partial:
+            group = f"tensor-{data}-{worker}"
+            before = [self._collective("gradients of norms", Collective.ALL_REDUCE, partial, before, group)]
         if costs.plan.mesh.data > 1:
             kind, group = (
                 Collective.REDUCE_SCATTER if costs.plan.shard or costs.plan.zero else Collective.ALL_REDUCE,

@@ -87,6 +87,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     words += ["--shard"] if plan.shard else []
     words += ["--zero", str(plan.zero)] if plan.zero else []
     words += ["--vocab-parallel"] if plan.vocab_parallel else []
+    words += ["--sequence-parallel"] if plan.sequence_parallel else []
     words += ["--speeds", ",".join(f"{speed:g}" for speed in given_speeds(plan))] if given_speeds(plan) else []
     words += [] if plan.training else ["--inference"]
     return words

@@ -172,7 +172,7 @@ def _check_speeds(plan: Plan) -> None:
         )
     if wrong := [speed for speed in speeds if not (math.isfinite(speed) and speed > 0)]:
         raise UsageError(f"a speed of {wrong[0]:g} is not possible: give positive numbers, like 1 and 0.5")
-    least = min(replica_sizes(plan, plan.batch))
+    least = min(replica_sizes(plan, plan.batch)) if speeds else plan.batch
     if speeds and least < plan.microbatches and plan.batch >= plan.microbatches * plan.mesh.data:
         raise UsageError(
             f"the slowest replica gets {least} of {plan.batch} samples, too few for {plan.microbatches} micro-batches: "

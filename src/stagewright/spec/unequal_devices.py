@@ -38,9 +38,13 @@ def relative_speeds(speeds: Sequence[float]) -> tuple[float, ...]:
 
 def replica_sizes(plan: Plan, num_samples: int) -> tuple[int, ...]:
     """Return how many samples of a batch each replica gets: as many for each, or in proportion to its speed."""
-    speeds = given_speeds(plan)
-    weights = replica_speeds(plan.mesh, speeds) if speeds else (1.0,) * plan.mesh.data
-    return proportional_sizes(num_samples, weights)
+    speeds, num_replicas = given_speeds(plan), plan.mesh.data
+    if speeds:
+        return proportional_sizes(num_samples, replica_speeds(plan.mesh, speeds))
+    if num_samples < 1:
+        raise UsageError(f"can't split a batch of {num_samples} samples over {num_replicas} replicas; give at least 1")
+    small, num_larger = divmod(num_samples, num_replicas)
+    return (small + 1,) * num_larger + (small,) * (num_replicas - num_larger)
 
 
 def proportional_sizes(num_samples: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -48,11 +52,8 @@ def proportional_sizes(num_samples: int, weights: Sequence[float]) -> tuple[int,
 
     With equal weights, sizes are those of ``torch.tensor_split``. Every part gets a sample if there are enough.
     """
-    if num_samples < 1 or not weights:
-        raise UsageError(
-            f"can't split a batch of {num_samples} samples over {len(weights)} replicas; both must be at least 1"
-        )
-    exact = [num_samples * weight / math.fsum(weights) for weight in weights]
+    total = math.fsum(weights)
+    exact = [num_samples * weight / total for weight in weights]
     sizes = [math.floor(share + 1e-9) for share in exact]
     remainders = [round(share - size, 9) for share, size in zip(exact, sizes, strict=True)]
     by_remainder = sorted(range(len(weights)), key=lambda part: (-remainders[part], part))

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 import stagewright as sw
+from stagewright.analytic.devices import efficient_device
+from stagewright.analytic.models import load_shape
 from stagewright.analytic.named_cluster import named_cluster
 from stagewright.errors import UsageError
+from stagewright.planner.search.analytic import AnalyticSearch
 from stagewright.planner.search.price import device_counts
+from stagewright.spec.plan import Plan
 
 LARGE = {"analytic": True, "precision": "bf16", "innermost": "tensor"}
 
@@ -28,6 +32,20 @@ def test_plan_and_forecast_agree(tmp_path: Path) -> None:
     assert result.search.num_plans > 100
 
 
+def test_divisions_and_sharded_stages_pay_off_for_a_large_model() -> None:
+    """70 B parameters on 64 GPUs: divided sequence and vocabulary, ZeRO and FSDP in pipelines against none of them."""
+    shape, cluster = load_shape("llama-3-70b", None), named_cluster("8x8xh100")
+    base = Plan.of("llama-3-70b", 256, precision="bf16-mixed")
+    search = AnalyticSearch(base=base, shape=shape, cluster=cluster, device=efficient_device(cluster, None))
+    schedules = ("1f1b", "interleaved")
+    plain = search.search(schedules=schedules, zeros=(0,), with_divisions=False, top=10**6)
+    without = next(ranked for ranked in plain.best if not (ranked.plan.shard and ranked.plan.mesh.pipeline > 1))
+    best = search.search(schedules=schedules).best[0]
+    assert best.plan.sequence_parallel
+    assert best.plan.vocab_parallel
+    assert without.forecast.step_s >= 1.2 * best.forecast.step_s
+
+
 def test_experts_are_planned() -> None:
     result = sw.plan("mixtral-8x7b", cluster="8x8xh100", batch=256, schedules=["gpipe"], **LARGE)  # type: ignore[arg-type]
     best = result.search.best[0]
@@ -40,7 +58,7 @@ def test_experts_are_planned() -> None:
 
 
 def test_fewer_micro_batches_than_ranks() -> None:
-    result = sw.plan("llama-2-7b", cluster="8xa100", batch=2, schedules=["gpipe", "1f1b"], **LARGE)  # type: ignore[arg-type]
+    result = sw.plan("llama-2-7b", cluster="8xa100", batch=2, schedules=["gpipe", "1f1b"], top=200, **LARGE)  # type: ignore[arg-type]
     assert any(ranked.plan.microbatches < ranked.plan.mesh.pipeline for ranked in result.search.best)
 
 

@@ -28,6 +28,8 @@ class SearchSpace:
     zeros: Sequence[int]
     """ZeRO stages of replicas without FSDP."""
     codecs: Sequence[str]
+    with_divisions: bool = False
+    """Whether tensor parallel plans divide the vocabulary and the sequence, whatever the base plan does."""
     devices_per_host: int | None = None
     """Devices of the smallest of several hosts, inside which HSDP shards; None: one host."""
     max_tensor: int
@@ -67,8 +69,9 @@ def enumerate_plans(
             FSDP_GATHERS if mesh.pipeline > 1 else ("auto",),
             space.zeros if mesh.data > 1 and mesh.expert == 1 and base.training else (0,),
             space.codecs if mesh.pipeline > 1 else ("none",),
+            _divisions(base, mesh, space.with_divisions),
         )
-        for microbatches, recompute, schedule, shard, fsdp_shards, gather, zero, codec in options:
+        for microbatches, recompute, schedule, shard, fsdp_shards, gather, zero, codec, divisions in options:
             if (shard and zero) or (zero == 2 and microbatches == 1):  # ZeRO-1 is the same there
                 continue
             if gather == "step" or (not shard and (gather != "auto" or fsdp_shards)):  # auto is the same
@@ -83,8 +86,8 @@ def enumerate_plans(
                 fsdp_shards=fsdp_shards,
                 fsdp_gather=gather,  # type: ignore[arg-type]
                 zero=zero,
-                vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
-                sequence_parallel=base.sequence_parallel and mesh.tensor > 1,
+                vocab_parallel=divisions[0],
+                sequence_parallel=divisions[1],
                 stages=None,
                 cuts=(),
                 placement="auto",
@@ -93,6 +96,13 @@ def enumerate_plans(
             )
             if _is_valid(plan, model.num_units, space.max_graph_nodes):
                 yield plan, codec
+
+
+def _divisions(base: Plan, mesh: Mesh, with_all: bool) -> Sequence[tuple[bool, bool]]:
+    """Return whether the vocabulary and the sequence are divided: as in the base plan, or always."""
+    if mesh.tensor == 1:
+        return ((False, False),)
+    return ((True, True),) if with_all else ((base.vocab_parallel, base.sequence_parallel),)
 
 
 def _fsdp_shards(mesh: Mesh, devices_per_host: int | None) -> tuple[int | None, ...]:

@@ -35,8 +35,9 @@ def make_module(name: str) -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
     common = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    if name == "llama":
-        config = hf.LlamaConfig(**sizes, **common, num_key_value_heads=2, use_cache=False, attention_dropout=0.2)
+    if name in ("llama", "llama-mha"):  # grouped key heads, or as many as queries
+        heads = 2 if name == "llama" else 4
+        config = hf.LlamaConfig(**sizes, **common, num_key_value_heads=heads, use_cache=False, attention_dropout=0.2)
         return hf.LlamaForCausalLM(config)
     if name == "gpt2":
         config = hf.GPT2Config(

@@ -61,7 +61,7 @@ def test_two_workers_equal_the_baseline(name: str, options: dict[str, Any], pool
         ("llama", "data=2,tensor=2", {"clip": 0.1}),
         ("gpt2", "data=2,tensor=2", {"shard": True}),
         ("bert", "data=2,tensor=2", {"zero": 2, "microbatches": 2}),
-        ("llama", "tensor=4", {}),
+        ("llama-mha", "tensor=4", {}),
         ("vit", "tensor=4", {"microbatches": 2}),  # 17 tokens: 5, 4, 4 and 4
         ("bert", "tensor=4", {"recompute": "always"}),
         ("t5", "tensor=4", {"training": False}),

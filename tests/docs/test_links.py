@@ -87,3 +87,13 @@ def test_what_was_measured_has_its_command_and_is_linked() -> None:
         study = page.stem.partition("-")[0]
         assert re.search(rf"^`stagewright study {study}\b", page.read_text(), re.MULTILINE), page
         assert f"(measured/{page.name})" in (DOCS / "studies" / f"{study}.md").read_text(), page
+
+
+def test_tests_that_pages_name_exist() -> None:
+    named = {
+        path
+        for page in PAGES.values()
+        for path in re.findall(r"`(tests/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert not [path for path in sorted(named) if not (ROOT / path).is_file()]

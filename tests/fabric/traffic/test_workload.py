@@ -152,6 +152,13 @@ def test_traffic_of_tensor_parallelism() -> None:
     assert (message.count, message.num_bytes, message.groups) == (16, 512, ((0, 1),))
 
 
+def test_traffic_of_sequence_parallelism() -> None:
+    plan = Plan(model=ModelSpec(name="m"), batch=8, mesh=Mesh(tensor=2), sequence_parallel=True)
+    messages = from_plan(plan, _profile(4), name="plan.toml", trials=5).messages
+    found = [(message.algorithm, message.count, message.num_bytes) for message in messages]
+    assert found == [("all-gather", 16, 512), ("reduce-scatter", 16, 512)]
+
+
 def test_plans_without_traffic_or_cuts() -> None:
     with pytest.raises(UsageError, match="one worker"):
         from_plan(Plan(model=ModelSpec(name="m"), batch=8), _profile(2), name="p", trials=1)

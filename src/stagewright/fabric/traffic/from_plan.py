@@ -5,7 +5,8 @@
                                         ╰─gradients─╯            data: groups (0, 2) for stage 0, (1, 3) for stage 1
 
 Each distinct message is measured once per trial; `count` is how often the step sends it. Gaps are the profiled times of
-the units between two messages. FSDP and ZeRO send a reduce-scatter and an all-gather instead of an all-reduce.
+the units between two messages. FSDP, ZeRO and sequence parallelism send a reduce-scatter and an all-gather instead of
+an all-reduce.
 """
 
 from __future__ import annotations
@@ -94,16 +95,19 @@ def from_plan(
             if blocks:
                 size = max(unit.output_bytes for unit in stage_units if unit.block is not None)
                 count = _TENSOR_ALLREDUCES * len(blocks) * plan.microbatches * (2 if plan.training else 1)
-                messages.append(
-                    Message(
-                        name=f"tensor-parallel all-reduce, stage {stage}",
-                        algorithm=algorithm,
-                        num_bytes=size,
-                        groups=_groups(plan, "tensor", stage),
-                        gap_s=gap(forward_s / (_TENSOR_ALLREDUCES * len(blocks))),
-                        count=count,
+                collectives = ("all-gather", "reduce-scatter") if plan.sequence_parallel else (algorithm,)
+                for collective in collectives:
+                    kind = collective if plan.sequence_parallel else "all-reduce"
+                    messages.append(
+                        Message(
+                            name=f"tensor-parallel {kind}, stage {stage}",
+                            algorithm=collective,
+                            num_bytes=size,
+                            groups=_groups(plan, "tensor", stage),
+                            gap_s=gap(forward_s / (_TENSOR_ALLREDUCES * len(blocks))),
+                            count=count,
+                        )
                     )
-                )
         if stage + 1 < len(ranges) and plan.stage_workers[stage] != plan.stage_workers[stage + 1]:
             crossing = units[last].crossing_bytes
             ends = _ends(plan, stage)

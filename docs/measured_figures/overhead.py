@@ -28,6 +28,18 @@ def trace_overhead() -> str:
     return source(*(f"trace_overhead_{name}" for name in meshes)) + "\n" + table(head, rows)
 
 
+def attach_overhead() -> str:
+    record = load_record("attach_overhead")
+    text = (
+        f"A step of {ms(record['plain_s'], 1)} takes {signed(record['overhead'])} with `attach` (random difference "
+        f"{signed(record['by_chance'])}; {record['steps']} steps each, alternating in blocks). Recording measures "
+        f"itself as {percent(record['recording'], 2)} of a step. A profile of three steps costs "
+        f"{ms(record['profiling_s'])} once. The parts of a profiled step add up to "
+        f"{percent(record['sum_of_parts'], 2)}."
+    )
+    return source("attach_overhead") + "\n" + paragraph(text)
+
+
 def report_size() -> str:
     record = load_record("report_size")
     text = (

@@ -134,7 +134,7 @@ def compare_logs(paths: Sequence[Path]) -> InspectorReport:
 
 def _collectives(operations: Sequence[Operation]) -> list[tuple[Calls, list[Operation]]]:
     """Return the calls of each kind and size of collective, and all of its operations."""
-    found = []
+    found: list[tuple[Calls, list[Operation]]] = []
     for own in _grouped((o for o in operations if o.peer is None), lambda o: (o.kind, o.bytes)):
         ranks = {operation.rank for operation in own}
         by_number: dict[int, dict[int, Operation]] = {}

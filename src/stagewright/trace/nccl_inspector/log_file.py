@@ -108,7 +108,7 @@ def _operations(path: Path) -> Iterator[Operation]:
 
 def _open(path: Path) -> BinaryIO:
     if path.suffix == ".gz":
-        return io.BufferedReader(gzip.open(path))  # type: ignore[arg-type]
+        return io.BufferedReader(gzip.open(path))
     return open(path, "rb")
 
 

@@ -99,10 +99,10 @@ def draw(seed: int) -> tuple[str, Fault | None]:
     rank = chance.randrange(parsed.num_workers)
     if cause == "link":
         first = rank - rank % 2
-        return mesh, Fault(cause=cause, ranks=(first, first + 1), size=chance.uniform(20e6, 50e6))
+        return mesh, Fault(cause=cause, ranks=(first, first + 1), size=chance.uniform(8e6, 20e6))
     if cause == "worker" and chance.random() < 0.5:
-        return mesh, Fault(cause=cause, ranks=(rank,), size=chance.uniform(0.4, 0.6), is_stopped=True)
-    sizes = {"worker": (1.0, 2.0), "data loader": (0.01, 0.03), "garbage collector": (5e5, 1.2e6)}
+        return mesh, Fault(cause=cause, ranks=(rank,), size=chance.uniform(0.55, 0.75), is_stopped=True)
+    sizes = {"worker": (1.5, 3.0), "data loader": (0.02, 0.05), "garbage collector": (5e5, 1.2e6)}
     return mesh, Fault(cause=cause, ranks=(rank,), size=chance.uniform(*sizes[cause]))
 
 

@@ -31,10 +31,10 @@ def trace_overhead() -> str:
 def attach_overhead() -> str:
     record = load_record("attach_overhead")
     text = (
-        f"A step of {ms(record['plain_s'], 1)} takes {signed(record['overhead'])} with `attach` (random difference "
-        f"{signed(record['by_chance'])}; {record['steps']} steps each, alternating in blocks). Recording measures "
-        f"itself as {percent(record['recording'], 2)} of a step. A profile of three steps costs "
-        f"{ms(record['profiling_s'])} once. The parts of a profiled step add up to "
+        f"`attach` costs {record['cost_s'] * 1e6:.0f} µs of CPU time per step, measured on layers of width 1, which is "
+        f"{percent(record['share'], 2)} of a step of {ms(record['step_s'], 1)}. Steps of that size themselves differ "
+        f"by {signed(record['difference'])} with it (random difference {signed(record['by_chance'])}). A profile of "
+        f"three steps costs {ms(record['profiling_s'])} once. The parts of a profiled step add up to "
         f"{percent(record['sum_of_parts'], 2)}."
     )
     return source("attach_overhead") + "\n" + paragraph(text)

@@ -109,3 +109,11 @@ def test_a_starved_rank_is_blamed_and_not_its_link() -> None:
 
     assert culprit is not None
     assert (culprit.cause, culprit.ranks) == ("worker", (3,))
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.2, False), (2.0, True)])
+def test_stages_of_one_pipeline_may_differ(factor: float, named: bool) -> None:
+    fault = stragglers.Fault(cause="worker", ranks=(1,), factor=factor)
+    culprit = find_culprit(job_of_trace(stragglers.simulate_job(Mesh.parse("pipeline=2"), 2, fault)))
+
+    assert (culprit is not None) == named

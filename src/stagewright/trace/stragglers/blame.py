@@ -27,6 +27,7 @@ _CERTAIN_FEW = 7.0  # the same with fewer than _FEW_STEPS steps, whose standard 
 _FEW_STEPS = 8
 _STALL = 8.0  # times the worst delay of any peer: a single stall that is no chance
 _STALL_STEPS = 3.0  # and times the step
+_STAGE = 1.3  # times the compute of other stages, where a stage has one rank: stages differ by themselves
 _SELDOM = ("garbage collector", "checkpoint")  # recorded as such, and in few steps
 _ABSENT = ("garbage-collection", "checkpoint")  # kinds that take 0 s on stages without them
 _PAUSED = 0.7  # of the lost time in a tenth of the operations: pauses rather than slow compute
@@ -67,7 +68,7 @@ class Culprit:
         return {**asdict(self), "ranks": list(self.ranks), "sentence": self.sentence}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
     cause: str
     ranks: tuple[int, ...]
@@ -93,14 +94,16 @@ def find_culprit(job: Job) -> Culprit | None:
         return step_s - float(simulator.step_times(changed).mean())
 
     costs = [(cost_s(candidate), candidate) for candidate in candidates]
-    guilty = [
-        (cost, candidate)
-        for cost, candidate in costs
-        if cost >= MIN_SHARE * step_s and _is_certain(candidate, candidates, job, usual_s)
-    ]
+    costly = [(cost, candidate) for cost, candidate in costs if cost >= MIN_SHARE * step_s]
+    guilty = [found for found in costly if _is_certain(found[1], candidates, job, usual_s)]
     if not guilty:
         return None
     cost, best = max(guilty, key=lambda found: found[0])
+    chance_s = max(
+        (c for c, other in costly if (c, other) not in guilty and not {*other.ranks} & {*best.ranks}), default=0.0
+    )
+    if chance_s > cost:
+        return None  # what chance costs elsewhere is more
     if best.cause == "link":  # a rank that is stopped or starved also handles its messages late, but not the reverse
         ends = [(c, found) for c, found in guilty if found.cause == "worker" and found.ranks[0] in best.ranks]
         if ends:
@@ -150,6 +153,9 @@ def _is_certain(candidate: _Candidate, candidates: Sequence[_Candidate], job: Jo
         and other.cause == candidate.cause
         and (job.num_replicas == 1 or {op.stage for op in other.cells} == stages)
     ]
+    is_stage = job.num_replicas == 1 and candidate.cause == "worker" and bool(peers)
+    if is_stage and float(np.median(own_s)) < _STAGE * float(np.median(peers)):
+        return False
     if len(own_s) < 2 or not peers:
         return True
     later_s = own_s - np.median(peers, axis=0)

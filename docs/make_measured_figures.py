@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from measured_figures import codecs, fabric, forecast, gpu, overhead, pipeline, reliability
+from measured_figures import codecs, fabric, forecast, gpu, overhead, pipeline, reliability, stragglers
 from measured_figures.markdown import RECORDS
 
 __all__ = ["BLOCK", "BLOCKS", "RECORDS", "block", "fill", "pages"]
@@ -45,12 +45,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
         gpu.gpu_table,
         gpu.gpu_shares,
         overhead.trace_overhead,
+        overhead.attach_overhead,
         overhead.report_size,
         overhead.live_page,
         reliability.faults,
         reliability.two_machines,
         reliability.resume_matrix,
         reliability.damaged_input,
+        stragglers.stragglers_real,
     )
 }
 

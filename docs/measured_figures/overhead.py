@@ -28,6 +28,18 @@ def trace_overhead() -> str:
     return source(*(f"trace_overhead_{name}" for name in meshes)) + "\n" + table(head, rows)
 
 
+def attach_overhead() -> str:
+    record = load_record("attach_overhead")
+    text = (
+        f"`attach` costs {record['cost_s'] * 1e6:.0f} µs of CPU time per step, measured on layers of width 1, which is "
+        f"{percent(record['share'], 2)} of a step of {ms(record['step_s'], 1)}. Steps of that size themselves differ "
+        f"by {signed(record['difference'])} with it (random difference {signed(record['by_chance'])}). A profile of "
+        f"three steps costs {ms(record['profiling_s'])} once. The parts of a profiled step add up to "
+        f"{percent(record['sum_of_parts'], 2)}."
+    )
+    return source("attach_overhead") + "\n" + paragraph(text)
+
+
 def report_size() -> str:
     record = load_record("report_size")
     text = (

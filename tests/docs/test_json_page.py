@@ -213,6 +213,19 @@ def test_flight_recorder(checker: Checker, cache: Path, tmp_path: Path) -> None:
     checker.check_object("flight-recorder", data, "explain")
 
 
+def test_nccl_inspector(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "trace" / "nccl_inspector"))
+    import inspector_logs as logs
+
+    for path in logs.late_rank(tmp_path, late=1):
+        rank = int(path.stem[-1])
+        lines = [logs.line(rank, "Send", n, 2**20, 100 << rank, peer=(rank + 1) % 4) for n in range(4)]
+        path.write_text(path.read_text() + "".join(lines))
+    data = output("explain", str(tmp_path), cache=cache)
+    assert {finding["kind"] for finding in data["findings"]} == {"late", "link"}
+    checker.check_object("nccl-inspector", data, "explain")
+
+
 def test_stragglers(checker: Checker, cache: Path, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -141,3 +141,32 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="both of rank 1"):
         read_profiles(paths)
+
+
+def test_peers_and_collectives_of_gloo_belong_to_the_groups_of_the_rank(tmp_path: Path) -> None:
+    """Gloo records a peer's rank in the pipeline's group, and no group of an all-reduce."""
+    paths = []
+    for rank in range(4):
+        stage, replica = rank % 2, rank // 2
+        groups = [
+            {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]},
+            {"pg_name": "1", "pg_desc": "mesh_dp", "ranks": [stage, stage + 2]},
+            {"pg_name": "2", "pg_desc": "mesh_pp", "ranks": [2 * replica, 2 * replica + 1]},
+        ]
+        reduce = [event("c10d::allreduce_", 1510, 1), event("gloo:all_reduce", 1511, 20, "user_annotation", tid=9)]
+        about = {"distributedInfo": {"rank": rank, "world_size": 4, "pg_config": groups}}
+        paths.append(write(tmp_path / f"{rank}.json", rank, [*pipeline_rank(stage), *reduce], **about))
+
+    trace = read_profiles(paths)
+
+    assert str(trace.mesh) == "data=2,pipeline=2"
+    events = {worker.rank: worker.of_step(2) for worker in trace.workers}
+    assert {rank: {e.peer for e in found if e.peer is not None} for rank, found in events.items()} == {
+        0: {1},
+        1: {0},
+        2: {3},
+        3: {2},
+    }
+    calls = {rank: {e.call for e in found if e.call is not None} for rank, found in events.items()}
+    assert calls[0] == calls[2] != calls[1] == calls[3]
+    assert {e.note for found in events.values() for e in found if e.kind == "collective"} == {"all-reduce, data"}

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -11,7 +12,7 @@ from stagewright.spec.plan import Mesh
 from stagewright.trace.breakdown import breakdown
 from stagewright.trace.stragglers.blame import find_culprit
 from stagewright.trace.stragglers.from_trace import job_of_trace
-from stagewright.trace.stragglers.job import Simulator
+from stagewright.trace.stragglers.job import Job, Simulator
 
 
 @pytest.mark.parametrize("cause", stragglers.CAUSES)
@@ -51,3 +52,68 @@ def test_rare_stalls_of_compute_are_pauses() -> None:
 
     assert culprit is not None
     assert (culprit.cause, culprit.ranks) == ("pauses", (2,))
+
+
+def _noisy(job: Job, seed: int) -> Job:
+    """Return the job with times that vary by half, and one in 30 that takes 5 times as long: too few cores."""
+    noise = np.random.default_rng(seed)
+    for times in job.durations.values():
+        times *= noise.lognormal(0.0, 0.4, times.shape) * np.where(noise.random(times.shape) < 0.03, 5.0, 1.0)
+    return job
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "data=4", "data=2,pipeline=2", "pipeline=2"])
+def test_noise_that_all_ranks_have_is_no_culprit(mesh: str) -> None:
+    jobs = [job_of_trace(stragglers.simulate_job(Mesh.parse(mesh), seed, None)) for seed in range(6)]
+
+    assert [find_culprit(_noisy(job, seed)) for seed, job in enumerate(jobs)] == [None] * 6
+
+
+def test_a_slow_rank_is_found_in_noise() -> None:
+    found = []
+    for seed in range(8):
+        fault = stragglers.Fault(cause="worker", ranks=(seed % 4,), factor=2.0)
+        culprit = find_culprit(_noisy(job_of_trace(stragglers.simulate_job(Mesh.parse("data=4"), seed, fault)), seed))
+        found.append(culprit is not None and (culprit.cause, culprit.ranks) == ("worker", (seed % 4,)))
+
+    assert sum(found) >= 7
+
+
+def test_garbage_collection_on_one_stage_is_named() -> None:
+    fault = stragglers.Fault(cause="garbage collector", ranks=(1,), factor=6.0)
+    culprit = find_culprit(job_of_trace(stragglers.simulate_job(Mesh.parse("pipeline=2"), 4, fault)))
+
+    assert culprit is not None
+    assert (culprit.cause, culprit.ranks) == ("garbage collector", (1,))
+
+
+def test_one_collection_in_many_steps_is_no_culprit() -> None:
+    fault = stragglers.Fault(cause="garbage collector", ranks=(1,), factor=3.0)
+    job = job_of_trace(stragglers.simulate_job(Mesh.parse("data=2"), 4, fault))
+    for op, times in job.durations.items():
+        if op.kind == "garbage-collection":
+            times[1, np.argmax(times[1]) + 1 :] = 0.0
+            times[1, : np.argmax(times[1])] = 0.0
+
+    assert find_culprit(job) is None
+
+
+def test_a_starved_rank_is_blamed_and_not_its_link() -> None:
+    """A process that gets little time also handles its messages late."""
+    job = job_of_trace(stragglers.simulate_job(Mesh.parse("data=2,pipeline=2"), 6, None))
+    for op, times in job.durations.items():
+        if op.kind.startswith("receive ") or (op.stage == 1 and op.kind in ("forward", "backward")):
+            times[1] = times[1] * 1.6 + 0.02 * op.kind.startswith("receive ")
+
+    culprit = find_culprit(job)
+
+    assert culprit is not None
+    assert (culprit.cause, culprit.ranks) == ("worker", (3,))
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.2, False), (2.0, True)])
+def test_stages_of_one_pipeline_may_differ(factor: float, named: bool) -> None:
+    fault = stragglers.Fault(cause="worker", ranks=(1,), factor=factor)
+    culprit = find_culprit(job_of_trace(stragglers.simulate_job(Mesh.parse("pipeline=2"), 2, fault)))
+
+    assert (culprit is not None) == named

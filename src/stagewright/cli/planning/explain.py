@@ -16,9 +16,13 @@ from stagewright.errors import UsageError
 
 def _are_traces(targets: list[str]) -> bool:
     from stagewright.trace.flight_recorder import is_flight_recorder
+    from stagewright.trace.nccl_inspector.log_file import inspector_logs
 
     return bool(targets) and all(
-        target.endswith((".json", ".json.gz", ".parquet")) or is_flight_recorder(Path(target)) for target in targets
+        target.endswith((".json", ".json.gz", ".parquet"))
+        or is_flight_recorder(Path(target))
+        or inspector_logs(Path(target))
+        for target in targets
     )
 
 
@@ -36,7 +40,8 @@ def explain(
         typer.Argument(
             metavar="RUN|PLAN|TRACE...",
             help="A run folder, the beginning of its name, or a plan.toml; or, one file for each rank, traces of the "
-            "PyTorch profiler (.json, .json.gz) or dumps of the Flight Recorder; or a table of operations (.parquet). "
+            "PyTorch profiler (.json, .json.gz), dumps of the Flight Recorder or logs of NCCL Inspector (or their "
+            "folder); or a table of operations (.parquet). "
             "\\[default: the newest run]",
             show_default=False,
         ),

@@ -18,8 +18,20 @@ def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool)
     """Explain traces of the PyTorch profiler, one file for each rank, or the stragglers of a table of operations."""
     from stagewright.trace.flight_recorder import is_flight_recorder
     from stagewright.trace.kineto.read import read_profiles
+    from stagewright.trace.nccl_inspector.log_file import inspector_logs
 
     paths = [Path(target) for target in targets]
+    logs = {path: inspector_logs(path) for path in paths}
+    if any(logs.values()):
+        other = next((path for path, found in logs.items() if not found), None)
+        if other is not None:
+            raise UsageError(
+                f"{other} is no log of NCCL Inspector, but other files are; explain takes one kind at a time"
+            )
+        if output is not None:
+            raise UsageError(f"--output {output} needs traces of the PyTorch profiler, not logs of NCCL Inspector")
+        _show_inspector([log for found in logs.values() for log in found], as_json)
+        return
     for path in paths:
         if not path.is_file():
             raise UsageError(f"there is no trace {path}; name the files that torch.profiler wrote, one for each rank")
@@ -74,6 +86,21 @@ def _show_calls(paths: Sequence[Path], as_json: bool) -> None:
     print_table(calls_table(calls))
     equal = "All ranks called the same collectives, none of them clearly later than the others"
     print_lines(*([finding.sentence for finding in findings] or [equal]))
+
+
+def _show_inspector(paths: Sequence[Path], as_json: bool) -> None:
+    """Print the bandwidth and waiting of each collective, and who joins late or is slow."""
+    from stagewright.report.tables.inspector import inspector_tables
+    from stagewright.trace.nccl_inspector.compare import compare_logs
+
+    report = compare_logs(paths)
+    if as_json:
+        print_json(report.to_dict())
+        return
+    for table in inspector_tables(report):
+        print_table(table)
+    equal = "No rank joins clearly later than the others, and no link is clearly slower"
+    print_lines(*([finding.sentence for finding in report.findings] or [equal]))
 
 
 def _show_stragglers(path: Path, as_json: bool) -> None:

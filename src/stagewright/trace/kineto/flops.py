@@ -6,6 +6,8 @@ import math
 from typing import TypeGuard
 
 _ATTENTION = "aten::_scaled_dot_product_"
+COUNTED_OPERATORS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", _ATTENTION)
+"""How the names of operators begin whose FLOPs are counted."""
 
 
 def operator_flops(name: str, dims: object) -> float:

@@ -24,7 +24,8 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.errors import UsageError
 from stagewright.files.json_values import MAX_FILE_BYTES, parse_json
-from stagewright.trace.kineto.flops import operator_flops
+from stagewright.trace.kineto.flops import COUNTED_OPERATORS, operator_flops
+from stagewright.trace.kineto.groups import Group, Groups, listed_ranks
 from stagewright.trace.kineto.intervals import Interval, merge, subtract
 
 MAX_UNPACKED_BYTES = 4 * MAX_FILE_BYTES
@@ -110,7 +111,7 @@ def read_profile(path: Path, default_rank: int) -> RankProfile:
     spans = sorted(_complete(events, path), key=lambda event: (event["ts"], -event["dur"]))
     if not spans:
         raise UsageError(f"{path} has no events with a duration; record it with torch.profiler")
-    reader = _Reader(spans, base_s, _groups(job))
+    reader = _Reader(spans, base_s, Groups.of(job))
     rank = job.get("rank")
     size = job.get("world_size")
     return RankProfile(
@@ -125,16 +126,18 @@ def read_profile(path: Path, default_rank: int) -> RankProfile:
         copies=merge(reader.copies),
         host_work=merge(reader.host_work),
         marks={name: merge(found) for name, found in reader.marks.items()},
-        flops=sum(operator_flops(event["name"], event["args"].get("Input Dims")) for event in spans),
+        flops=sum(
+            operator_flops(event["name"], event["args"].get("Input Dims"))
+            for event in spans
+            if event["name"].startswith(COUNTED_OPERATORS)
+        ),
     )
 
 
 class _Reader:
     """Sort the events of a file into spans."""
 
-    def __init__(
-        self, events: Sequence[dict[str, Any]], base_s: float, groups: Mapping[str, tuple[str, tuple[int, ...]]]
-    ) -> None:
+    def __init__(self, events: Sequence[dict[str, Any]], base_s: float, groups: Groups) -> None:
         self._base_s, self._groups = base_s, groups
         self.on_device = any(event.get("cat") in _DEVICE for event in events)
         self.compute: list[ComputeSpan] = []
@@ -170,7 +173,8 @@ class _Reader:
             elif category == "cpu_op":
                 if name.startswith("c10d::"):
                     is_message = name in ("c10d::send", "c10d::recv_")
-                    called.append((self._phase(event), _concrete_peer(event["args"]) if is_message else None))
+                    peer = _concrete_peer(event["args"]) if is_message else None
+                    called.append((self._phase(event), None if peer is None else groups.global_peer(peer)))
                 if _HOST_COMMUNICATION.search(name):
                     waits.append(span)
                 else:
@@ -245,12 +249,14 @@ class _Reader:
         args = event["args"]
         name = _collective_name(kind)
         group_name = str(args.get("Process Group Name") or "")
-        described, ranks = self._groups.get(group_name, ("", ()))
-        described = str(args.get("Process Group Description") or described)
-        ranks = _listed_ranks(args.get("Process Group Ranks")) or ranks
+        is_message = name in ("send", "receive")
+        unnamed = self._groups.messages if is_message else self._groups.collectives
+        group = self._groups.by_name.get(group_name, Group()) if group_name or self.on_device else unnamed
+        described = str(args.get("Process Group Description") or group.described)
+        ranks = listed_ranks(args.get("Process Group Ranks")) or group.ranks
         size = args.get("In msg nelems")
         item = _SIZES.get(str(args.get("dtype", "")).lower())
-        axis = "pipeline" if name in ("send", "receive") else _axis(described, name)
+        axis = "pipeline" if is_message else Group(described=described).axis(name)
         return CommunicationSpan(
             start_s=span[0],
             end_s=span[1],
@@ -298,8 +304,10 @@ def _complete(events: Sequence[object], path: Path) -> Iterator[dict[str, Any]]:
             continue
         if not all(isinstance(t, int | float) and math.isfinite(t) for t in (ts, dur)) or dur < 0:
             raise UsageError(f"{path} has an event {name[:80]!r} from {event.get('ts')!r} of duration {dur!r}")
-        args = event.get("args")
-        yield {**event, "ts": ts, "dur": dur, "args": args if isinstance(args, dict) else {}}
+        event["ts"], event["dur"] = ts, dur
+        if not isinstance(event.get("args"), dict):
+            event["args"] = {}
+        yield event
 
 
 def _phase_spans(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[Interval]], dict[str, list[Interval]]]:
@@ -336,40 +344,6 @@ def _collective_name(kind: str) -> str:
         if part in lower:
             return name
     return "receive" if "sendrecv" in lower else kind[:40]
-
-
-def _axis(described: str, name: str) -> str:
-    """Return the mesh axis that a process group's description names, as DeviceMesh and Megatron write it."""
-    words = set(re.split(r"[^a-z]+", described.lower()))
-    axes = (
-        ("tensor", {"tp", "tensor"}),
-        ("pipeline", {"pp", "pipeline"}),
-        ("context", {"cp", "context"}),
-        ("expert", {"ep", "expert"}),
-        ("data", {"dp", "ddp", "fsdp", "hsdp", "data", "shard", "replicate"}),
-    )
-    found = next((axis for axis, known in axes if words & known), "")
-    return found or ("expert" if name == "all-to-all" else "")
-
-
-def _groups(job: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the description and ranks of each process group."""
-    listed = job.get("pg_config")
-    groups = {}
-    for group in listed if isinstance(listed, list) else []:
-        if isinstance(group, dict):
-            described = (str(group.get("pg_desc") or ""), _listed_ranks(group.get("ranks")))
-            groups[str(group.get("pg_name", ""))] = described
-    return groups
-
-
-def _listed_ranks(value: object) -> tuple[int, ...]:
-    """Return a list of ranks, also from its text; empty where it is shortened or wrong."""
-    if isinstance(value, str):
-        value = [int(word) for word in re.findall(r"\d{1,7}", value)] if re.fullmatch(r"\[[\d,\s]*\]", value) else None
-    if not isinstance(value, list | tuple) or not all(isinstance(rank, int) and rank >= 0 for rank in value):
-        return ()
-    return tuple(value)
 
 
 def _device_peer(args: Mapping[str, Any], kind: str) -> int | None:

@@ -54,8 +54,9 @@ class StepSpans:
 def rank_events(profile: RankProfile, spans: StepSpans) -> list[TraceEvent]:
     """Return the events of a step, which cover it without gaps."""
     begin_s, end_s = spans.begin_s, spans.end_s
+    compute = [s for s in profile.compute if s.end_s > begin_s and s.start_s < end_s]
     phases: dict[Phase, list[Interval]] = {
-        phase: clip(merge((s.start_s, s.end_s) for s in profile.compute if s.phase == phase), begin_s, end_s)
+        phase: clip(merge((s.start_s, s.end_s) for s in compute if s.phase == phase), begin_s, end_s)
         for phase in ("optimizer", "backward", "forward")
     }
     computing: list[Interval] = []

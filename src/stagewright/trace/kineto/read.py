@@ -7,6 +7,7 @@ communicates in forward, else data parallel. Hosts whose clocks differ are align
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -54,7 +55,7 @@ def trace_of(by_rank: Mapping[int, RankProfile]) -> Trace:
             for begin_s, end_s in [profile.steps[step]]
         }
         stages = _stages(own)
-        calls, axes = _calls(own), _axes(own)
+        calls, axes = _calls(own), _axes(own, {rank: _first_backward_s(by_rank[rank], step) for rank in own})
         num_stages = max(num_stages, len(set(stages.values())))
         tensor = max(tensor, _group_size(own, axes, "tensor", len(by_rank) // num_stages))
         for rank, profile in by_rank.items():
@@ -138,13 +139,23 @@ def _calls(own: Mapping[int, Sequence[CommunicationSpan]]) -> dict[int, str]:
     return names
 
 
-def _axes(own: Mapping[int, Sequence[CommunicationSpan]]) -> dict[int, str]:
-    """Return the mesh axis of each collective, by `id` of its span."""
+def _first_backward_s(profile: RankProfile, step: int) -> float:
+    """Return when the first backward of a step begins; infinity without one."""
+    begin_s, end_s = profile.steps[step]
+    found = (s.start_s for s in profile.compute if s.phase == "backward" and begin_s <= s.start_s < end_s)
+    return min(found, default=math.inf)
+
+
+def _axes(own: Mapping[int, Sequence[CommunicationSpan]], backward_s: Mapping[int, float]) -> dict[int, str]:
+    """Return the mesh axis of each collective, by `id` of its span.
+
+    A script may itself reduce its gradients after backward, outside of it: that is not in forward.
+    """
     in_forward = {
         span.group
-        for spans in own.values()
+        for rank, spans in own.items()
         for span in spans
-        if span.phase == "forward" and span.name in ("all-reduce", "reduce-scatter")
+        if span.phase == "forward" and span.start_s < backward_s[rank] and span.name in ("all-reduce", "reduce-scatter")
     }
     return {
         id(span): span.axis or ("tensor" if span.group in in_forward else "data")

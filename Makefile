@@ -24,7 +24,7 @@ $(READY): pyproject.toml constraints.txt constraints.lock
 	@touch $@
 
 demo: $(READY)  ## compare four strategies for a small vision transformer on two cores
-	$(BIN)/stagewright compare digits-vit --devices 2 --batch 512 --steps 5
+	$(BIN)/stagewright compare digits-vit --devices 2 --batch 320 --steps 3
 
 browser:  ## install chromium for the browser's tests, where this is root and apt has it
 	@tools/browser.sh

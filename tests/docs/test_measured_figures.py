@@ -38,6 +38,7 @@ STATED: dict[str, dict[str, str]] = {
     "README.md": dict.fromkeys(("4 %", "17 %"), "printed by benchmarks/league.py"),
     "compare.md": {"57 %": "1 − 0.9⁸", "10 %": "1 − 0.9"},
     "split.md": {"80 %": "a rule of capture", "5 %": "a limit"},
+    "plans.md": {"5 %": "a limit"},
     "how-to/slow-job.md": {"3 %": "a limit"},
     "glossary.md": {"2 ×": "a definition"},
     "codecs.md": {"5 %": "a rule of auto"},

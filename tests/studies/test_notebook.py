@@ -36,7 +36,7 @@ def test_a_notebook_is_valid_and_has_its_outputs(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs(path: Path, tmp_path: Path, shared_cache: Path) -> None:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache)}
-    done = run_script(FOLDER / "run.py", path, "--check", cwd=tmp_path, env=environment)
+    done = run_script(FOLDER / "run.py", path, "--check", cwd=tmp_path, env=environment, timeout_s=900)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

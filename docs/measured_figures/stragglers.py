@@ -15,7 +15,11 @@ _FAULTS = {
 def stragglers_real() -> str:
     record = load_record("stragglers_real")
     rows = [
-        (_FAULTS[row["cause"]], f"{row['named']} of {row['trials']}", percent(row["min_cost"]) if row["min_cost"] > 0 else "none")
+        (
+            _FAULTS[row["cause"]],
+            f"{row['named']} of {row['trials']}",
+            percent(row["min_cost"]) if row["min_cost"] > 0 else "none",
+        )
         for row in record["causes"]
     ]
     rows.append(("none", f"{record['false_alarms']} false alarms in {record['clean']}", ""))

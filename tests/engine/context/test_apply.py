@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from parity_jobs import assert_parity
 
 from stagewright.engine.context.axis import zigzag
 from stagewright.errors import UsageError
-
-
-def check(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        report = result["report"]
-        assert report.equal, report
-        assert max(report.loss, report.gradients, report.buffers, report.outputs, report.updates) <= 1e-5, report
 
 
 @pytest.mark.slow
@@ -31,7 +25,7 @@ def check(results: list[dict[str, Any]]) -> None:
 )
 def test_two_workers_equal_the_baseline(pool_of: Any, name: str, options: dict[str, Any]) -> None:
     """With dropout in attention and hidden states, padding masks, grouped queries, RoPE and shifted labels."""
-    check(pool_of(2).run("context_jobs:parity", name, "context=2", **options))
+    assert_parity(pool_of(2).run("context_jobs:parity", name, "context=2", **options))
 
 
 @pytest.mark.slow
@@ -46,7 +40,7 @@ def test_two_workers_equal_the_baseline(pool_of: Any, name: str, options: dict[s
     ],
 )
 def test_four_workers_equal_the_baseline(pool_of: Any, name: str, mesh: str, options: dict[str, Any]) -> None:
-    check(pool_of(4).run("context_jobs:parity", name, mesh, **options))
+    assert_parity(pool_of(4).run("context_jobs:parity", name, mesh, **options))
 
 
 @pytest.mark.slow

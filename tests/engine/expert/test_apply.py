@@ -7,17 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parity_jobs import assert_parity
 
 MODELS = ["mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss", "switch"]
 ROW_BYTES = 16 * 4
 """Bytes of one token's hidden states."""
-
-
-def check(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        report = result["report"]
-        assert report.equal, report
-        assert max(report.loss, report.gradients, report.buffers, report.outputs, report.updates) <= 1e-5, report
 
 
 @pytest.mark.slow
@@ -25,7 +19,7 @@ def check(results: list[dict[str, Any]]) -> None:
 def test_training_equals_the_baseline(pool_of: Any, name: str) -> None:
     """With dropout, an auxiliary loss where the model has one, and unequal micro-batches."""
     results = pool_of(2).run("expert_jobs:parity", name, "expert=2", batch=7, microbatches=2)
-    check(results)
+    assert_parity(results)
     assert results[0]["expert_parameters"] == results[1]["expert_parameters"] > 0
 
 
@@ -41,7 +35,7 @@ def test_training_equals_the_baseline(pool_of: Any, name: str) -> None:
     ],
 )
 def test_four_workers_equal_the_baseline(pool_of: Any, name: str, mesh: str, options: dict[str, Any]) -> None:
-    check(pool_of(4).run("expert_jobs:parity", name, mesh, **options))
+    assert_parity(pool_of(4).run("expert_jobs:parity", name, mesh, **options))
 
 
 @pytest.mark.slow

@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-
-def check(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        report = result["report"]
-        assert report.equal, report
-        assert max(report.loss, report.gradients, report.buffers, report.outputs, report.updates) <= 1e-5, report
+from parity_jobs import assert_parity
 
 
 @pytest.mark.parametrize(
@@ -22,7 +16,7 @@ def check(results: list[dict[str, Any]]) -> None:
 def test_replicas_with_unequal_shares(pool_of: Any, options: dict[str, Any]) -> None:
     """With dropout: its masks belong to samples, whichever replica has them."""
     results = pool_of(2).run("unequal_jobs:parity", "vit", "data=2", speeds=(1.0, 0.34), **options)
-    check(results)
+    assert_parity(results)
     assert [sum(result["samples"]) for result in results] == [6, 2]
 
 
@@ -31,7 +25,7 @@ def test_replicas_with_unequal_shares(pool_of: Any, options: dict[str, Any]) -> 
 def test_replicas_of_a_pipeline(pool_of: Any, name: str) -> None:
     speeds = (1.0, 1.0, 0.5, 0.25)
     results = pool_of(4).run("unequal_jobs:parity", name, "data=2,pipeline=2", speeds=speeds, microbatches=2)
-    check(results)
+    assert_parity(results)
     assert [sum(result["samples"]) for result in results] == [6, 6, 2, 2]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jobs import context_of
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.step_runner import StepRunner
@@ -17,6 +19,14 @@ def checked_runner(rank: int, plan: Plan, model: Model, mesh: str) -> tuple[Step
     baseline = baseline_of(plan, model, graph, context) if rank == 0 else None
     runner = StepRunner(plan, model, context, graph)
     return runner, check_parity(runner, example_of(model), baseline)
+
+
+def assert_parity(results: list[dict[str, Any]]) -> None:
+    """Check the reports of all workers: within 1e-5 of the baseline."""
+    for result in results:
+        report = result["report"]
+        assert report.equal, report
+        assert max(report.loss, report.gradients, report.buffers, report.outputs, report.updates) <= 1e-5, report
 
 
 def run_step(runner: StepRunner, model: Model) -> None:

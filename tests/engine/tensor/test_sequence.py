@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sequence_jobs
 import torch
+from parity_jobs import assert_parity
 from torch import nn
 
 from stagewright.engine.tensor.apply import plan_tensor_parallel
@@ -18,13 +19,6 @@ from stagewright.errors import UsageError
 from stagewright.graph.capture import capture
 
 HIDDEN = 4 * 8 * 16 * 4  # bytes of the hidden states of llama, gpt2 and bert
-
-
-def check(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        report = result["report"]
-        assert report.equal, report
-        assert max(report.loss, report.gradients, report.buffers, report.outputs, report.updates) <= 1e-5, report
 
 
 @pytest.mark.parametrize(
@@ -46,7 +40,7 @@ def check(results: list[dict[str, Any]]) -> None:
 )
 def test_two_workers_equal_the_baseline(name: str, options: dict[str, Any], pool_of: Callable[[int], Any]) -> None:
     """With dropout before and after every divided layer, and the masks of the baseline."""
-    check(pool_of(2).run("sequence_jobs:parity", name, "tensor=2", **options))
+    assert_parity(pool_of(2).run("sequence_jobs:parity", name, "tensor=2", **options))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +64,7 @@ def test_two_workers_equal_the_baseline(name: str, options: dict[str, Any], pool
 def test_four_workers_equal_the_baseline(
     name: str, mesh: str, options: dict[str, Any], pool_of: Callable[[int], Any]
 ) -> None:
-    check(pool_of(4).run("sequence_jobs:parity", name, mesh, **options))
+    assert_parity(pool_of(4).run("sequence_jobs:parity", name, mesh, **options))
 
 
 def test_bytes_are_those_of_tensor_parallelism(pool_of: Callable[[int], Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import tensor_jobs
 import torch
 import vocabulary_jobs
+from parity_jobs import assert_parity
 from torch import nn
 
 from stagewright import zoo
@@ -19,13 +20,6 @@ from stagewright.errors import UsageError
 
 TOKENS, WIDTH = vocabulary_jobs.BATCH * vocabulary_jobs.LENGTH, 16
 BLOCKS = 2 * 2 * 2 * TOKENS * WIDTH * 4  # two all-reduces of two regions in two blocks
-
-
-def check(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        report = result["report"]
-        assert report.equal, report
-        assert max(report.loss, report.gradients, report.buffers, report.outputs, report.updates) <= 1e-5, report
 
 
 @pytest.mark.parametrize(
@@ -47,7 +41,7 @@ def check(results: list[dict[str, Any]]) -> None:
 def test_two_workers_equal_the_baseline(name: str, options: dict[str, Any], pool_of: Callable[[int], Any]) -> None:
     """With dropout, tied weights, padding and ignored tokens, and a vocabulary that 2 does not divide."""
     results = pool_of(2).run("vocabulary_jobs:parity", name, "tensor=2", **options)
-    check(results)
+    assert_parity(results)
     assert [(21, WIDTH) in result["rows"] for result in results] == [True, False]
     assert [(20, WIDTH) in result["rows"] for result in results] == [False, True]
     assert not any((41, WIDTH) in result["rows"] for result in results)
@@ -67,7 +61,7 @@ def test_two_workers_equal_the_baseline(name: str, options: dict[str, Any], pool
 def test_four_workers_equal_the_baseline(
     name: str, mesh: str, options: dict[str, Any], pool_of: Callable[[int], Any]
 ) -> None:
-    check(pool_of(4).run("vocabulary_jobs:parity", name, mesh, **options))
+    assert_parity(pool_of(4).run("vocabulary_jobs:parity", name, mesh, **options))
 
 
 def test_logits_are_not_gathered_for_the_loss(pool_of: Callable[[int], Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from stagewright.engine.jobs.elastic import next_plan
 from stagewright.errors import UsageError
 from stagewright.spec.bubble_bound import bubble_bound
 from stagewright.spec.plan import Plan
@@ -73,7 +74,7 @@ def test_plan_files(speeds: tuple[float, ...] | str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speeds": (1.0,)}, "1 speeds for the 2 workers of data=2: give 2"),
+        ({"speeds": (1.0,)}, "speeds has 1 for the 2 workers of data=2: give 2"),
         ({"speeds": (1.0, 0.0)}, "a speed of 0 is not possible"),
         ({"speeds": (1.0, 0.01), "microbatches": 4}, "the slowest replica gets 1 of 12 samples"),
     ],
@@ -81,3 +82,9 @@ def test_plan_files(speeds: tuple[float, ...] | str) -> None:
 def test_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         check_plan(Plan.of("m", 12, "data=2", **options))
+
+
+def test_a_lost_replica_takes_its_speeds_along() -> None:
+    plan = Plan.of("m", 12, "data=3", speeds=(1.0, 0.5, 0.25), devices=("cpu:0", "cpu:1", "cpu:2"))
+    smaller = next_plan(plan, 1, stays_away=True)
+    assert (smaller.speeds, smaller.devices) == ((1.0, 0.25), ("cpu:0", "cpu:2"))

@@ -114,6 +114,10 @@ def compare_strategies(
 ) -> Comparison:
     """Run a plan under several strategies on its devices."""
     check_root(root)
+    if not isinstance(base.speeds, str) and base.speeds and len(base.speeds) != len(base.devices):
+        raise UsageError(
+            f"--speeds has {len(base.speeds)} for {len(base.devices)} devices: give one for each device, in their order"
+        )
     plans = strategy_plans(base, strategies, len(base.devices), microbatches)
     if micro_batch_size is not None:
         plans = [

@@ -315,7 +315,12 @@ def _check_writable(folder: Path, option: str) -> None:
 
 def parse_speeds(text: str | None) -> tuple[float, ...] | Literal["measured"]:
     """Parse the speeds of a run's devices; (): all alike."""
-    return "measured" if text == "measured" else tuple(numbers(text, "speeds")) if text else ()
+    if text == "measured":
+        return "measured"
+    try:
+        return tuple(numbers(text, "speeds")) if text else ()
+    except UsageError as error:
+        raise UsageError(f"{error}, or measured") from None
 
 
 def numbers(text: str, what: str) -> list[float]:

@@ -88,6 +88,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         cuts=(),
         placement="auto",
         devices=(),
+        speeds=(),
         codec="none",
         codec_backward=None,
     )

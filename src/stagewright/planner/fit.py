@@ -128,7 +128,7 @@ def fit_strategies(
 ) -> list[StrategyFit]:
     """Return one result per strategy, without and with activation checkpointing."""
     limit = limit or SizeLimit()
-    default = replace(base, cuts=(), stages=None, devices=())
+    default = replace(base, cuts=(), stages=None, devices=(), speeds=())
     plans = [
         (
             strategy,

@@ -43,7 +43,7 @@ def resize_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
                 f"{plan.batch // plan.microbatches} replicas, not {size}: use --devices "
                 f"{plan.batch // plan.microbatches * group_size}, --infinite-devices, or a larger batch in the plan"
             )
-        return replace(plan, mesh=replace(mesh, data=size), devices=())
+        return replace(plan, mesh=replace(mesh, data=size), devices=(), speeds=())
     stages = size * on_worker
     if stages > num_units:
         raise UsageError(
@@ -59,6 +59,7 @@ def resize_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
     return replace(
         plan,
         mesh=replace(mesh, pipeline=size),
+        speeds=(),
         stages=None if plan.stages is None else stages,
         microbatches=microbatches,
         schedule=schedule,

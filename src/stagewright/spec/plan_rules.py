@@ -167,7 +167,7 @@ def _check_speeds(plan: Plan) -> None:
     speeds, num_workers = given_speeds(plan), plan.mesh.num_workers
     if speeds and len(speeds) != num_workers:
         raise UsageError(
-            f"{len(speeds)} speeds for the {num_workers} workers of {plan.mesh}: give {num_workers}, one for each "
+            f"speeds has {len(speeds)} for the {num_workers} workers of {plan.mesh}: give {num_workers}, one for each "
             'worker in the order of their ranks, or speeds = "measured"'
         )
     if wrong := [speed for speed in speeds if not (math.isfinite(speed) and speed > 0)]:

@@ -38,13 +38,20 @@ def relative_speeds(speeds: Sequence[float]) -> tuple[float, ...]:
 
 def replica_sizes(plan: Plan, num_samples: int) -> tuple[int, ...]:
     """Return how many samples of a batch each replica gets: as many for each, or in proportion to its speed."""
-    speeds, num_replicas = given_speeds(plan), plan.mesh.data
+    speeds = given_speeds(plan)
     if speeds:
         return proportional_sizes(num_samples, replica_speeds(plan.mesh, speeds))
-    if num_samples < 1:
-        raise UsageError(f"can't split a batch of {num_samples} samples over {num_replicas} replicas; give at least 1")
-    small, num_larger = divmod(num_samples, num_replicas)
-    return (small + 1,) * num_larger + (small,) * (num_replicas - num_larger)
+    return split_sizes(num_samples, plan.mesh.data)
+
+
+def split_sizes(num_samples: int, num_parts: int) -> tuple[int, ...]:
+    """Return the number of samples in each part; with fewer samples than parts, the last parts are empty."""
+    if num_samples < 1 or num_parts < 1:
+        raise UsageError(
+            f"can't split a batch of {num_samples} samples over {num_parts} replicas; both must be at least 1"
+        )
+    small, num_larger = divmod(num_samples, num_parts)
+    return (small + 1,) * num_larger + (small,) * (num_parts - num_larger)
 
 
 def proportional_sizes(num_samples: int, weights: Sequence[float]) -> tuple[int, ...]:

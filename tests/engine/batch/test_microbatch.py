@@ -13,10 +13,10 @@ from stagewright.engine.batch.microbatch import (
     make_slicer,
     microbatch_layout,
     microbatch_sizes,
-    split_sizes,
 )
 from stagewright.errors import UsageError
 from stagewright.graph import capture
+from stagewright.spec.unequal_devices import split_sizes
 
 counts = st.integers(1, 12)
 sizes_of_batches = st.integers(1, 200)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from stagewright.engine.batch.microbatch import microbatch_layout, split_sizes
+from stagewright.engine.batch.microbatch import microbatch_layout
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, count_microbatches, share_bounds
 from stagewright.graph.capture import capture
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.spec.unequal_devices import split_sizes
 from stagewright.zoo.loss import default_loss
 from stagewright.zoo.model import Batch, Model
 

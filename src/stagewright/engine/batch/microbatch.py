@@ -22,6 +22,7 @@ import torch
 
 from stagewright import structure
 from stagewright.errors import UsageError
+from stagewright.spec.unequal_devices import split_sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +47,6 @@ class MicroBatch:
     def size(self) -> tuple[int, int]:
         """What determines the shapes of its crossing tensors: the graph and the number of samples."""
         return self.variant, self.num_samples
-
-
-def split_sizes(num_samples: int, num_parts: int) -> tuple[int, ...]:
-    """Return the number of samples in each part; with fewer samples than parts, the last parts are empty."""
-    if num_samples < 1 or num_parts < 1:
-        raise UsageError(
-            f"can't split a batch of {num_samples} samples over {num_parts} replicas; both must be at least 1"
-        )
-    small, num_larger = divmod(num_samples, num_parts)
-    return (small + 1,) * num_larger + (small,) * (num_parts - num_larger)
 
 
 def microbatch_sizes(num_samples: int, num_microbatches: int) -> tuple[int, ...]:

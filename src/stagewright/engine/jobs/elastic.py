@@ -26,6 +26,7 @@ from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.unequal_devices import given_speeds
 
 _RESTARTED = ("killed", "exited", "hung", "lost-peer")
 
@@ -92,10 +93,10 @@ def next_plan(plan: Plan, lost: int | None, *, stays_away: bool) -> Plan:
     if lost is None or not stays_away or mesh.data == mesh.expert:
         return plan
     block = mesh.coordinates(lost)[0] // mesh.expert
-    devices = tuple(
-        device for rank, device in enumerate(plan.devices) if mesh.coordinates(rank)[0] // mesh.expert != block
-    )
-    smaller = replace(plan, mesh=replace(mesh, data=mesh.data - mesh.expert), devices=devices)
+    kept = [rank for rank in range(mesh.num_workers) if mesh.coordinates(rank)[0] // mesh.expert != block]
+    devices = tuple(plan.devices[rank] for rank in kept if plan.devices)
+    speeds = tuple(speed for rank, speed in enumerate(given_speeds(plan)) if rank in kept)
+    smaller = replace(plan, mesh=replace(mesh, data=mesh.data - mesh.expert), devices=devices, speeds=speeds)
     if smaller.mesh.data == 1:
         smaller = replace(smaller, shard=False)
     try:

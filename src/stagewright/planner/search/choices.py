@@ -92,6 +92,7 @@ def enumerate_plans(
                 cuts=(),
                 placement="auto",
                 devices=(),
+                speeds=(),
                 codec=codec,
             )
             if _is_valid(plan, model.num_units, space.max_graph_nodes):

@@ -1,7 +1,8 @@
 """Every schedule gives the baseline's loss, gradients, buffers and outputs, for whole and partial batches.
 
 The baseline is one worker with the same micro-batches (batch norm normalizes each by itself). Differences come from
-floating-point reordering alone: every parameter of every model here is within 1e-5.
+floating-point reordering alone: every parameter of every model here is within 1e-5 of its gradient, or of a tenth of
+the model's median gradient where its own is only rounding errors.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def compare(pool_of: Any, model: str, schedule: str, num_workers: int, batch: in
         for name, value in result["gradients"].items():  # tied ones are on two workers: their sum is the gradient
             gradients[name] = gradients.get(name, 0) + value
     assert set(gradients) == set(expected["gradients"])
+    median = np.median([np.abs(value).max() for value in expected["gradients"].values()])
     for name, value in expected["gradients"].items():
-        scale = max(np.abs(value).max(), 1e-6)
+        scale = max(np.abs(value).max(), 0.1 * median)  # a key's bias has no gradient but rounding errors
         assert np.abs(gradients[name] - value).max() / scale < 1e-5, name
     for result in results:
         for name, value in result["buffers"].items():

@@ -74,7 +74,8 @@ def compare(
         progress: Receives notes while it runs.
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
             (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``vocab_parallel``,
-            ``sequence_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``steps``, …).
+            ``sequence_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``cuda_graphs``,
+            ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
@@ -142,6 +143,8 @@ def compare_strategies(
         progress.note("--vocab-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
     if base.sequence_parallel and not any(plan.sequence_parallel for plan in plans):
         progress.note("--sequence-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
+    if base.cuda_graphs and not any(plan.cuda_graphs for plan in plans):
+        progress.note("--cuda-graphs applies to serial and pipeline plans, and no strategy here is one: add pipeline")
 
     def report(plan: Plan, text: str) -> None:
         sharding = sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)

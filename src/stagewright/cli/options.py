@@ -93,6 +93,7 @@ Compile = Annotated[
     str | None,
     choice("compile mode", COMPILES, run_option, help="Use torch.compile. \\[default: none]", show_default=False),
 ]
+CudaGraphs = Annotated[bool, run_option("--cuda-graphs", help="Launch stages as CUDA graphs.")]
 Seed = Annotated[int, _model_option(help="Random seed; of weights and the example batch.")]
 Units = Annotated[str, _model_option(help="auto (blocks), leaf, or module names with commas.")]
 DeviceName = Annotated[

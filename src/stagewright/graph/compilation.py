@@ -113,6 +113,14 @@ def keep_eager(function: Callable[..., Any]) -> Callable[..., Any]:
     return disable(function)  # type: ignore[no-any-return]
 
 
+def keep_saved_tensors() -> None:
+    """Let compiled backwards leave what forward saved as it is: a CUDA graph's backward runs again and again."""
+    import torch._functorch.config
+
+    config: Any = torch._functorch.config
+    config.donated_buffer = False
+
+
 def compile_counts() -> CompileCounts:
     """Count the graphs and graph breaks of this process so far."""
     from torch._dynamo.utils import counters

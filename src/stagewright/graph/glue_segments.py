@@ -26,6 +26,8 @@ class RecordedGlue:
 
     unit: int
     """Index of the unit call that they count for."""
+    is_after: bool
+    """Whether they run after that unit, not before it."""
     module: nn.Module
     """The operations as a module."""
     args: tuple[Any, ...]
@@ -83,7 +85,8 @@ def record_glue(
         for unit, segment in built:
             if segment is not None:
                 module, sources = segment
-                yield RecordedGlue(unit=unit, module=module, args=tuple(env[source] for source in sources))
+                args = tuple(env[source] for source in sources)
+                yield RecordedGlue(unit=unit, is_after=unit < index, module=module, args=args)
         if index < len(glue.units):
             node = glue.units[index]
             env[node] = _run(node, model.get_submodule(str(node.target)), env)

@@ -31,6 +31,7 @@ from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
 from stagewright.machine.hollow import is_hollow_model
 from stagewright.profiler.cache import ProfileCache
+from stagewright.profiler.glue import GlueReplay, add_glue_memory, glue_replays
 from stagewright.profiler.identity import class_without_source, library_versions, profile_key
 from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
 from stagewright.profiler.replay import Replay, Stopwatch, add_times
@@ -205,24 +206,27 @@ def _measure(
             )
             whole = whole_replay(graph, args, kwargs, training=training, as_stage=compile == "stages")
             replays = _replays(graph, args, kwargs, saved, steps, training=training)
-            glue = [] if on_host else _glue_replays(graph, args, kwargs, training=training)
+            glue = [] if on_host else glue_replays(graph, args, kwargs, training=training)
         steps.more((repeats + 1) * len(glue))
         with nullcontext() if compile == "none" else compiled_units(graph.module(call) for call in graph.calls):
             if training and compile != "none" and not on_host:
                 saved = measure_saved_activations(graph, args, kwargs)
             with _no_garbage_collection():
                 for current_round in range(repeats + 1):
-                    for replay in (*(() if on_host else (whole,)), *replays, *(segment for _, segment in glue)):
+                    for replay in (*(() if on_host else (whole,)), *replays, *(segment.replay for segment in glue)):
                         steps.next(replay.name)
                         with resident(replay.module, torch_device):
                             if current_round:
                                 replay.sample(stopwatch)
                             else:
                                 replay.warm_up(stopwatch)
+                following_share = 1.0 if on_host else whole.following_share(stopwatch)
             working = []
             for replay in replays:
                 with resident(replay.module, torch_device):
                     working.append(replay.working_bytes(torch_device))
+            if compile != "stages":  # a compiled stage has no operations between its units
+                working = add_glue_memory(working, replays, glue, torch_device)
         storages = model_storages(graph.model)
         recompute_saved = [replay.input_bytes(storages) if training else 0 for replay in replays]
     steps.finish(name)
@@ -242,6 +246,7 @@ def _measure(
         whole_backward=whole_backward,
         whole_macs=whole_macs,
         versions=library_versions(),
+        following_share=following_share,
         source=source,
     )
 
@@ -273,25 +278,11 @@ def _replays(
     return replays
 
 
-def _glue_replays(
-    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool
-) -> list[tuple[int, Replay]]:
-    """Return the segments of glue operations, each with the index of the unit that it counts for."""
-    replays = []
-    with torch.set_grad_enabled(training), preserved(graph.model):
-        for segment in graph.record_glue(tuple(args), dict(kwargs)):
-            needs = [tensor.requires_grad for tensor in tensors_in((segment.args, {}))]
-            name = f"before {graph.calls[segment.unit].name}"
-            replay = Replay(name, segment.module, segment.args, {}, training=training, needs_gradient=needs)
-            replays.append((segment.unit, replay))
-    return replays
-
-
 def _units(
     graph: UnitGraph,
     batch_size: int,
     replays: Sequence[Replay],
-    glue: Sequence[tuple[int, Replay]],
+    glue: Sequence[GlueReplay],
     saved: Sequence[SavedActivations],
     recompute_saved: Sequence[int],
     working: Sequence[tuple[int, int]],
@@ -311,8 +302,8 @@ def _units(
     for index, call in enumerate(graph.calls):
         forward, backward_input, backward_weight = replays[index].times(alike[replays[index].cost_key])
         glue_s = 0.0
-        for segment in (replay for unit, replay in glue if unit == index):
-            passes = segment.times()
+        for segment in (segment for segment in glue if segment.unit == index):
+            passes = segment.replay.times()
             forward = add_times(forward, passes[0])
             backward_input = add_times(backward_input, add_times(*passes[1:]))
             glue_s += sum(time.median_s for time in passes)

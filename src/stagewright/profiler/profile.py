@@ -175,6 +175,9 @@ class Profile(Displayed):
     """MACs of the whole model, measured in one run."""
     versions: dict[str, str]
     """Library versions at the time of the measurement."""
+    following_share: float = 1.0
+    """Share of its time that a micro-batch takes when it follows another one: below 1 on a GPU whose host launches
+    the kernels of one while those of the other still run."""
     source: str = field(default="measured", compare=False)
     """Origin of the numbers: "cache", "measured", "measured: …" with the reason why the cache was not used, or "line"
     for an interpolation. Not saved."""

@@ -69,6 +69,11 @@ class Stopwatch:
         self._device = device
 
     @property
+    def is_asynchronous(self) -> bool:
+        """Whether a call returns before the device has run it."""
+        return self._device.type == "cuda"
+
+    @property
     def calls_per_sample(self) -> int:
         """Number of back-to-back calls that one sample times.
 
@@ -112,8 +117,11 @@ class Replay:
         training: bool,
         needs_gradient: Sequence[bool] = (),
         is_whole: bool = False,
+        results: Callable[[Any], Any] = lambda output: output,
     ) -> None:
+        """``results``: the part of the output from which backward starts."""
         self.name = name
+        self._results = results
         # A whole model or stage is never run back-to-back (it may not fit in memory); its backward is timed as a whole.
         self._is_whole = is_whole
         self.module = module
@@ -206,6 +214,32 @@ class Replay:
             )
         return forward, backward
 
+    def following_share(self, stopwatch: Stopwatch, rounds: int = 3) -> float:
+        """Return the time of a pass right after another one, over that of its parts, each measured from a standstill.
+
+        On a CPU there is nothing to overlap.
+        """
+        alone_s = sum(time.median_s for time in self.times())
+        if not stopwatch.is_asynchronous or not alone_s:
+            return 1.0
+        once_s, thrice_s = ([self._passes_s(stopwatch, count) for _ in range(rounds)] for count in (1, 3))
+        following_s = (statistics.median(thrice_s) - statistics.median(once_s)) / 2
+        return min(1.0, max(0.0, following_s / alone_s))
+
+    def _passes_s(self, stopwatch: Stopwatch, count: int) -> float:
+        """Time several passes, forward and backward, as one call."""
+        targets = [*self._inputs, *self._parameters]
+
+        def run() -> None:
+            for _ in range(count):
+                results = [tensor for tensor in tensors_in(self._results(self._call()())) if tensor.requires_grad]
+                if results and targets:
+                    ones = [torch.ones_like(result) for result in results]
+                    torch.autograd.grad(results, targets, ones, allow_unused=True)
+
+        with torch.set_grad_enabled(self._training):
+            return stopwatch.time([run])[1]
+
     def times(self, alike: Sequence[Replay] = ()) -> tuple[Time, Time, Time]:
         """Return forward, input gradient and weight gradient times, pooling the samples of equal calls ``alike``."""
         replays = [self, *(replay for replay in alike if replay is not self)]
@@ -247,7 +281,7 @@ class Replay:
         calls = [self._call() for _ in range(num_calls)]
         outputs, seconds = stopwatch.time(calls)
         self._forward_s.append(seconds)
-        return [[tensor for tensor in tensors_in(output) if tensor.requires_grad] for output in outputs]
+        return [[tensor for tensor in tensors_in(self._results(output)) if tensor.requires_grad] for output in outputs]
 
     def _call(self) -> Callable[[], Any]:
         copies = {id(tensor): tensor.clone() for tensor in self._tensors if id(tensor) in self._written}

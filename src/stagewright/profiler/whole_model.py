@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stagewright.graph.compilation import compile_stage
 from stagewright.profiler.profile import UnitProfile
 from stagewright.profiler.replay import Replay, scale_time
+from stagewright.zoo.loss import find_model_loss
 
 if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
@@ -18,13 +19,28 @@ def whole_replay(
     graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool, as_stage: bool
 ) -> Replay:
     """Return the whole model, or the whole graph as one compiled stage."""
+    name = "whole model"
     if not as_stage:
-        return Replay("whole model", graph.model, args, kwargs, training=training, is_whole=True)
+        return Replay(name, graph.model, args, kwargs, training=training, is_whole=True, results=loss_or_output)
     stage = graph.stage(0, len(graph.calls) - 1)
     values = graph.flatten(tuple(args), dict(kwargs))
-    replay = Replay("whole model", stage, values, {}, training=training, is_whole=True)  # inspects the eager stage
+    replay = Replay(  # inspects the eager stage
+        name,
+        stage,
+        values,
+        {},
+        training=training,
+        is_whole=True,
+        results=lambda outputs: loss_or_output(graph.unflatten(outputs)),
+    )
     compile_stage(stage)
     return replay
+
+
+def loss_or_output(output: Any) -> Any:
+    """Return where backward starts: the loss that the model computes itself, or else all of its output."""
+    loss = find_model_loss(output)
+    return output if loss is None else loss
 
 
 def scale_units(units: tuple[UnitProfile, ...], forward_s: float, backward_s: float) -> tuple[UnitProfile, ...]:

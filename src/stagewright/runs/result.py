@@ -198,6 +198,8 @@ class RunResult:
     """Whether tensor parallel workers divide the vocabulary."""
     sequence_parallel: bool = False
     """Whether tensor parallel workers divide the sequence between their divided layers."""
+    cuda_graphs: bool = False
+    """Whether stages run as CUDA graphs."""
     speeds: tuple[float, ...] = ()
     """Relative speed of each worker's device, where shares and stages follow them; empty: all alike."""
     workers: int = 0
@@ -293,6 +295,7 @@ class RunResult:
             "zero": plan.zero,
             "vocab_parallel": plan.vocab_parallel,
             "sequence_parallel": plan.sequence_parallel,
+            "cuda_graphs": plan.cuda_graphs,
             "speeds": given_speeds(plan),
             "workers": plan.mesh.num_workers,
             "batch": plan.batch,

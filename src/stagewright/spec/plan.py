@@ -241,6 +241,8 @@ class Plan:
     compile: Compile = "none"
     """What `torch.compile` compiles: none, stages or units. Stages are compiled unit by unit where replicas or
     tensor-parallel workers communicate between units, or where units draw random numbers."""
+    cuda_graphs: bool = False
+    """Launch forward and backward of each stage as CUDA graphs."""
     batch_norm: Literal["plain", "deferred"] = "plain"
     """Batch norm's running statistics: per micro-batch (plain), or of the full batch (deferred)."""
     training: bool = True

@@ -93,6 +93,7 @@ _PLAN: dict[str, Reader] = {
     "codec_backward": either(text, list_of(text)),
     "precision": choice(*PRECISIONS),
     "compile": choice(*COMPILES),
+    "cuda_graphs": flag,
     "batch_norm": choice(*BATCH_NORMS),
     "training": flag,
     "devices": list_of(text),

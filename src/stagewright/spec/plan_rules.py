@@ -17,6 +17,7 @@ from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
+from stagewright.spec.cuda_graphs import check_cuda_graphs
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.unequal_devices import given_speeds, replica_sizes
@@ -47,6 +48,7 @@ def check_plan(plan: Plan) -> None:
     _check_schedule(plan)
     _check_features(plan)
     _check_codecs(plan)
+    check_cuda_graphs(plan)
 
 
 def _check_names(plan: Plan) -> None:

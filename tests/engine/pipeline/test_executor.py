@@ -71,6 +71,22 @@ def test_unused_parameters_get_no_gradient(pool_of: Any, model: str, schedule: s
     assert ("aside.weight" in results[0]["gradients"]) == (model == "early-exit")
 
 
+@pytest.mark.parametrize(
+    ("model", "schedule", "in_flight"),
+    [
+        ("gpt2", "gpipe", [4, 4]),
+        ("early-exit", "1f1b", [2, 1]),
+        ("mobilenet-v2", "1f1b", [2, 1]),
+        ("llama", "zbv", None),
+    ],
+)
+def test_stages_run_in_slots(pool_of: Any, model: str, schedule: str, in_flight: list[int] | None) -> None:
+    """As CUDA graphs do: a micro-batch in flight has a slot, which the next one uses again."""
+    results = compare(pool_of, model, schedule, 2, 12, in_slots=True)
+    if in_flight is not None:
+        assert [result["slots"][index] for index, result in enumerate(results)] == in_flight
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
 def test_transfers_through_host_memory(pool_of: Any, schedule: str) -> None:
     """On CPUs everything is in host memory: this tests that all transfers arrive and that a stream still starts."""

@@ -13,6 +13,7 @@ from stagewright.cluster.device import Device
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks
+from stagewright.engine.pipeline.cuda_graphs import GradientSums, GraphedForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.links import Links
 from stagewright.engine.worker.context import WorkerContext, make_context
@@ -146,10 +147,12 @@ def pipeline_step(
     placement: str | None = None,
     recompute: str = "none",
     through_host: bool = False,
+    in_slots: bool = False,
 ) -> Any:
     """One step under a schedule; the loss, gradients and buffers of this worker's stages, and evaluation's output.
 
-    ``through_host``: as GPUs do what they meet for the first time; evaluation is then a stream.
+    ``through_host``: as GPUs do what they meet for the first time; evaluation is then a stream. ``in_slots``: stages
+    run as CUDA graphs do, twice over all micro-batches, so that slots are used again.
     """
     graph, args, kwargs, target, loss = captured(name)
     context = context_of(rank, mesh)
@@ -175,6 +178,23 @@ def pipeline_step(
     }
     hooks = PipelineHooks()
     hooks.forwards = forwards
+    slots: dict[int, GraphedForward] = {}
+    if in_slots:
+        sums = GradientSums(context.torch_device)
+        slots, hooks.inference_forwards = (
+            {
+                index: GraphedForward(
+                    stage,
+                    list(stage.parameters()),
+                    sums,
+                    device=context.torch_device,
+                    copies_outputs=index < num_stages - 1,
+                )
+                for index, stage in stages.items()
+            }
+            for _ in range(2)
+        )
+        hooks.forwards = slots
     config = PipelineConfig(
         stage_workers=workers,
         schedule=schedule,
@@ -182,12 +202,15 @@ def pipeline_step(
         links=Links.of([graph], cuts),
         unflatten=graph.unflatten,
         loss=loss,
+        whole_backward=in_slots,
     )
     pipeline = PipelineExecutor(stages, config, context, hooks)
     if through_host:
         pipeline._needs_host_transport = lambda training, sizes: bool(sizes)  # type: ignore[method-assign]
-    graph.model.zero_grad()
-    outcome = pipeline.train_step(parts)
+    for _ in range(2 if in_slots else 1):
+        graph.model.load_state_dict(state)
+        graph.model.zero_grad()
+        outcome = pipeline.train_step(parts)
     gradients = {key: one.grad for key, one in graph.model.named_parameters() if one.grad is not None}
     gradients = {key: value.clone() for key, value in gradients.items()}
     own = {key for stage in stages.values() for key in stage.state_dict()}
@@ -209,4 +232,5 @@ def pipeline_step(
         "outputs": torch.cat(outputs).numpy() if outputs else None,
         "sent_bytes": outcome.sent_bytes,
         "again": len(again),
+        "slots": {index: forward.num_free_slots for index, forward in slots.items()},
     }

@@ -65,6 +65,7 @@ def compare(
     num_classes: opt.NumClasses = None,
     precision: opt.Precision = None,
     compile: opt.Compile = None,
+    cuda_graphs: opt.CudaGraphs = False,
     seed: opt.Seed = 0,
     units: opt.Units = "auto",
 ) -> None:
@@ -120,6 +121,7 @@ def compare(
         batch_norm=batch_norm,
         precision=precision or "float32",
         compile=compile or "none",
+        cuda_graphs=cuda_graphs,
     )
     rows = comparison.rows
     if json:

@@ -98,6 +98,17 @@ def set_key(key: RandomKey) -> None:
     _current.key = key
 
 
+@contextmanager
+def without_key() -> Iterator[None]:
+    """Let keyed stages draw random numbers without a key inside the block, and leave the generators alone."""
+    before = _current.key
+    _current.key = None
+    try:
+        yield
+    finally:
+        _current.key = before
+
+
 def key_stage(stage: Stage) -> None:
     """Make a stage reseed before each of its unit calls if there is a current key."""
     if is_keyed(stage):

@@ -99,6 +99,8 @@ def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> _Measure
             loss = runner.total_loss(result)
         return time.perf_counter() - start, result, loss
 
+    if plan.cuda_graphs:
+        step(-3)  # records them, which takes more memory than a step
     runner.memory.reset_peak()
     with runner.memory.tracking():
         step(-2)

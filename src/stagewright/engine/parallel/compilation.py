@@ -20,7 +20,8 @@ from stagewright.engine.batch.random_key import random_state
 from stagewright.engine.expert.layers import DividedExperts
 from stagewright.engine.parallel.model import CAPTURED_SAMPLES, move_batch
 from stagewright.engine.tensor.layers import Region
-from stagewright.graph.compilation import compile_stage, compile_units, keep_eager
+from stagewright.errors import UsageError
+from stagewright.graph.compilation import compile_stage, compile_units, keep_eager, keep_saved_tensors
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
@@ -40,6 +41,21 @@ def choose_compile_mode(plan: Plan, model: Model, graph: UnitGraph, device: torc
     if plan.training and _draws_random_numbers(model, graph, device):
         return "units", "each unit draws its own random numbers"
     return "stages", ""
+
+
+def check_recordable(plan: Plan, model: Model, graph: UnitGraph, device: torch.device) -> None:
+    """Raise UsageError if the plan's CUDA graphs would not compute what the model does; the model must be whole."""
+    if not plan.cuda_graphs:
+        return
+    if device.type != "cuda":
+        raise UsageError(f"cuda_graphs = true needs a GPU, and this worker runs on {device}: leave it out")
+    if plan.training and _draws_random_numbers(model, graph, device):
+        raise UsageError(
+            "cuda_graphs = true would replay the same random numbers in every micro-batch, and the model draws some "
+            "(dropout): set its dropout to 0, or leave cuda_graphs out"
+        )
+    if plan.compile != "none":
+        keep_saved_tensors()
 
 
 def compile_part(stages: dict[int, Stage], graph: UnitGraph, mode: Compile) -> None:

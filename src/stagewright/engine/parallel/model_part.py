@@ -19,7 +19,7 @@ from stagewright.engine.context.axis import ContextAxis
 from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
-from stagewright.engine.parallel.compilation import choose_compile_mode
+from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
@@ -57,6 +57,7 @@ class ModelPart:
         self._first_names = first_names(model.module.named_parameters(remove_duplicate=False))
         self.compile_mode, self.compile_reason = choose_compile_mode(plan, model, self.graph, context.torch_device)
         """What is compiled, and why that differs from the plan."""
+        check_recordable(plan, model, self.graph, context.torch_device)
         self.tensor_axis: TensorAxis | None = None
         self.replicated = ""
         """Why tensor parallel workers all compute some layers; "" if there are none."""

@@ -40,6 +40,7 @@ from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
+from stagewright.engine.pipeline.cuda_graphs import GradientSums, GraphedForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
 from stagewright.engine.pipeline.links import Links
@@ -88,9 +89,11 @@ class StepRunner:
             unflatten=self.part.graph.unflatten,
             loss=keep_loss_differentiable(model.loss) if self.sync.wrappers else model.loss,
             autocast=functools.partial(autocast_of, plan, context.torch_device),
-            whole_backward=self.part.compile_mode != "none",
+            whole_backward=self.part.compile_mode != "none" or plan.cuda_graphs,
             loss_scale=lambda: 1.0 if self.scaler is None else self.scaler.scale,
         )
+        if plan.cuda_graphs:
+            self._hooks.use_cuda_graphs()
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
         self.memory.follow_module(self.part.module)
         compile_part(self.part.stages, self.part.graph, self.part.compile_mode)
@@ -187,6 +190,26 @@ class ActivityHooks(PipelineHooks):
     def __init__(self, runner: StepRunner, links: Links) -> None:
         self._runner, self._links = runner, links
         self._input_texts: dict[tuple[int, tuple[int, int]], str] = {}
+
+    def use_cuda_graphs(self) -> None:
+        """Run the stages as CUDA graphs, in training and in evaluation."""
+        runner = self._runner
+        device, last = runner.context.torch_device, runner.plan.num_stages - 1
+        sums = GradientSums(device)
+        self.forwards, self.inference_forwards = (
+            {
+                index: GraphedForward(
+                    stage,
+                    [parameter for parameter in stage.parameters() if parameter.requires_grad],
+                    sums,
+                    device=device,
+                    copies_outputs=index < last,
+                    autocast=functools.partial(autocast_of, runner.plan, device),
+                )
+                for index, stage in runner.part.stages.items()
+            }
+            for _ in range(2)
+        )
 
     def on_action(self, action: Action, size: tuple[int, int]) -> None:
         """Record the action."""

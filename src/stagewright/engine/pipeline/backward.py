@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
+from stagewright.engine.pipeline.cuda_graphs import ReplayedForward
+
 
 @dataclass(slots=True)
 class BackwardState:
@@ -33,6 +35,8 @@ class BackwardState:
     param_groups: Any = None
     """Intermediate results of the first half for the second."""
     is_recomputed: bool = False
+    replayed: ReplayedForward | None = None
+    """The stage's forward of this micro-batch, if it was a CUDA graph."""
 
 
 def run_backward(state: BackwardState, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -40,6 +44,8 @@ def run_backward(state: BackwardState, gradients: Sequence[torch.Tensor | None])
     outputs, output_gradients = _pair(state.outputs, gradients)
     if outputs:
         torch.autograd.backward(outputs, output_gradients)
+    if state.replayed is not None:
+        return state.replayed.backward()
     input_gradients = [tensor.grad for tensor in state.inputs]
     for tensor in state.inputs:
         tensor.grad = None
@@ -71,6 +77,8 @@ def run_weight_backward(state: BackwardState, parameters: Sequence[nn.Parameter]
         torch.autograd.backward(
             state.deferred_outputs, state.deferred_gradients, retain_graph=state.param_groups is not None
         )
+        if state.replayed is not None:
+            state.replayed.backward()
     if state.param_groups is None:
         return
     from torch.distributed.pipelining._backward import stage_backward_weight

@@ -40,7 +40,8 @@ class PipelineConfig:
     loss_scale: Callable[[], float] = lambda: 1.0
     """The factor of all gradients in this step (loss scaling)."""
     whole_backward: bool = False
-    """Whether B of a split backward computes the weight gradients too, because stages are compiled."""
+    """Whether B of a split backward computes the weight gradients too, because stages are compiled or CUDA
+    graphs."""
 
 
 class PipelineHooks:
@@ -48,6 +49,8 @@ class PipelineHooks:
 
     forwards: Mapping[int, StageForward] = {}
     """Replaces the forward of these stages in training."""
+    inference_forwards: Mapping[int, StageForward] = {}
+    """Replaces the forward of these stages in inference and evaluation."""
 
     def on_action(self, action: Action, size: tuple[int, int]) -> None:
         """Run before each action."""

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from stagewright import structure
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.backward import BackwardState, run_backward, run_input_backward, run_weight_backward
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult
+from stagewright.engine.pipeline.cuda_graphs import GraphedForward
 from stagewright.engine.pipeline.links import TensorShape
 from stagewright.engine.pipeline.transfers import ReceivePlan, Transfer
 from stagewright.engine.pipeline.transport import AHEAD, AHEAD_IN_SCHEDULES, Receiver, Sender
@@ -156,19 +158,21 @@ class PipelineStep:
                         leaves.append(value.requires_grad_())
             inputs = received
         start = recorder.now()
-        forward = self.hooks.forwards.get(stage) if self.training else None
+        forward = (self.hooks.forwards if self.training else self.hooks.inference_forwards).get(stage)
         with self.config.autocast():
             outputs = self.worker.stages[stage](*inputs) if forward is None else forward(tuple(inputs), number)
         recorder.add("forward", start)
-        is_recomputed = isinstance(forward, CheckpointedForward) and forward.will_recompute
+        state = BackwardState(leaves, [])
+        state.is_recomputed = isinstance(forward, CheckpointedForward) and forward.will_recompute
+        state.replayed = forward.replayed if isinstance(forward, GraphedForward) else None
         if stage == self.last_stage:
-            self._compute_loss(action, outputs, leaves, is_recomputed)
+            self._compute_loss(action, outputs, state)
             return
         outputs = gather_logits(outputs)
         if self.training:
             pairs = zip(outputs, links.needs_gradient[stage], strict=True)
-            roots = [self._make_root(value) for value, needed in pairs if needed]
-            self.backward_states[stage, number] = BackwardState(leaves, roots, is_recomputed=is_recomputed)
+            state.outputs = [self._make_root(value) for value, needed in pairs if needed]
+            self.backward_states[stage, number] = state
         self._send(Transfer(stage, number, False), outputs, workers[stage + 1])
 
     def _make_root(self, output: torch.Tensor) -> torch.Tensor | None:
@@ -181,9 +185,7 @@ class PipelineStep:
             return None
         return output.clone() if self.splits_backward else output
 
-    def _compute_loss(
-        self, action: Action, outputs: tuple[Any, ...], leaves: list[torch.Tensor], is_recomputed: bool
-    ) -> None:
+    def _compute_loss(self, action: Action, outputs: tuple[Any, ...], state: BackwardState) -> None:
         """Compute the model's output and the loss after the last stage."""
         microbatch = self.batch[action.microbatch]
         output = self.config.unflatten(outputs)
@@ -197,11 +199,13 @@ class PipelineStep:
             total = loss.detach()
             self.result.loss = total if self.result.loss is None else self.result.loss + total
             if self.training:
-                roots = [loss if loss.requires_grad else None]
-                state = BackwardState(leaves, roots, is_recomputed=is_recomputed)
+                state.outputs = [loss if loss.requires_grad else None]
                 self.backward_states[action.stage, action.microbatch] = state
         if self.keep_outputs:
-            self.result.outputs.append(gather_logits(output))
+            output = gather_logits(output)
+            if state.replayed is not None:  # a later micro-batch overwrites it
+                output = structure.map_tensors(lambda tensor: tensor.detach().clone(), output)
+            self.result.outputs.append(output)
 
     def _backward(self, action: Action) -> None:
         stage, number = action.stage, action.microbatch

@@ -15,7 +15,7 @@ from stagewright.cluster.device import Device
 from stagewright.engine.batch.microbatch import microbatch_sizes
 from stagewright.engine.batch.precision import autocast_of, torch_autocast_dtype
 from stagewright.engine.expert.apply import plan_expert_parallel
-from stagewright.engine.parallel.compilation import choose_compile_mode
+from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.tensor.apply import plan_tensor_parallel
 from stagewright.errors import UsageError
@@ -24,6 +24,7 @@ from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine import cpu_offload
 from stagewright.machine.machine import default_devices
 from stagewright.planner.costs.expert_traffic import record_expert_traffic
+from stagewright.planner.costs.graphed_times import scale_to_graphs
 from stagewright.planner.costs.overheads_cache import CachedOverheads, OverheadsCache
 from stagewright.planner.costs.split_backward import measure_split_backward, whole_backward_cost
 from stagewright.planner.costs.tensor_shard import record_traffic, shard_alone
@@ -140,15 +141,22 @@ def _measure(
         part += " with a divided sequence" if plan.sequence_parallel else ""
         tensor = _shard(plan, model, graph, device, mode)
     profile = measure_profile(part, progress)
+    target = device.torch_device()
+    if plan.cuda_graphs:
+        check_recordable(plan, model, graph, target)
     if plan.training:
         # A size is given when many plans are compared, with any schedule.
         split = size is not None or SCHEDULES[plan.schedule].splits_backward
         overheads = _load_or_measure_overheads(
             plan, model, graph, profile, device, part=part, mode=mode, split=split, cache=cache, repeats=repeats
         )
+        if plan.cuda_graphs:  # part of the backward graph
+            overheads = dataclasses.replace(overheads, accumulate_s_per_byte=0.0)
     else:
         with device.pinned():
             overheads = ModelOverheads(workspace_bytes=workspace_bytes(device.torch_device()))
+    if plan.cuda_graphs:
+        profile = scale_to_graphs(profile, plan, model, graph, target, mode, repeats)
     return ModelCosts(
         profile=profile, overheads=overheads, tensor=tensor, num_tensor=plan.mesh.tensor, whole=whole, experts=experts
     )

@@ -27,6 +27,7 @@ from stagewright.simulator.costs.stage_costs import (
     SharedParameter,
     StageCostBuilder,
     StageCosts,
+    follow_up_scale,
     saves_inputs,
     shared_between_stages,
     time_scales,
@@ -259,7 +260,8 @@ def _check_profile(plan: Plan, profile: Profile, cuts: Sequence[int]) -> None:
 
 def _serial_s(plan: Plan, profile: Profile, overheads: ModelOverheads, samples: float) -> float:
     """Return the step time on one device: the micro-batches in sequence without recomputation, one optimizer step."""
-    forward_scale, backward_scale = time_scales(profile)
+    follow = follow_up_scale(profile, max(1, round(samples)))
+    forward_scale, backward_scale = (follow * scale for scale in time_scales(profile))
     microbatch_s = sum(unit.forward.median_s for unit in profile.units) * forward_scale + overheads.loss_forward_s
     if not plan.training:
         return samples * microbatch_s

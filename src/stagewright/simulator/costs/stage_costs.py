@@ -128,6 +128,12 @@ def time_scales(profile: Profile) -> tuple[float, float]:
     return _scale(profile.whole_forward, forward), _scale(profile.whole_backward, backward)
 
 
+def follow_up_scale(profile: Profile, num_microbatches: int) -> float:
+    """Return the mean share of their time that micro-batches take, of which all but the first follow another one."""
+    following = num_microbatches - 1 if profile.training else num_microbatches
+    return (num_microbatches - following + following * profile.following_share) / num_microbatches
+
+
 def _scale(whole: Time, units_s: float) -> float:
     if not units_s or not whole.median_s:
         return 1.0
@@ -157,7 +163,8 @@ class StageCostBuilder:
         self.model_overheads, self.engine_overheads = model_overheads, engine_overheads
         self.contention = engine_overheads.contention_factor(topology.num_on_host())
         self.speeds = topology.speeds()
-        self.forward_scale, self.backward_scale = time_scales(profile)
+        follow = follow_up_scale(profile, num_microbatches)
+        self.forward_scale, self.backward_scale = (follow * scale for scale in time_scales(profile))
         parameters = [unit.parameter_bytes for unit in self.units]
         self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
         self._separate = separately_gathered_bytes(parameters)

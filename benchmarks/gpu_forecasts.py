@@ -109,7 +109,8 @@ def run(plan: Any) -> dict[str, Any]:
 
     import stagewright as sw
 
-    model = plan.model.load(batch=plan.batch, dtype=plan.dtype)
+    device = torch.device("cpu" if IS_TINY else "cuda")
+    model = plan.model.load(batch=plan.batch, dtype=plan.dtype).to(device)
     example = sw.Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     trainer = sw.parallelize(model.module, example, plan=plan, loss=model.loss)
     on_gpu = not IS_TINY

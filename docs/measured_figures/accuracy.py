@@ -62,8 +62,10 @@ def _details(task: str, summary: list[Record]) -> str:
     """Say how a task is trained and what guessing reaches."""
     row = next(row for row in summary if row["task"] == task)
     epochs = row["steps"] * row["batch"] / row["num_train"]
+    learned = row["mean"] - row["half_width"] > row["chance"]
+    doubt = "" if learned else " That is within the interval: the model learned too little to judge codecs by it."
     return (
         f"{_TASKS[task]}: {row['num_train']:,} training samples, {epochs:.1f} epochs, batch {row['batch']}, AdamW with "
         f"{row['learning_rate']:g}; {row['num_evaluated']:,} evaluated samples; the most frequent class alone reaches "
-        f"{row['chance']:g}."
+        f"{row['chance']:g}.{doubt}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from measured_figures.markdown import load_record, paragraph, percent, signed, source, table
 
 _ROWS = {
@@ -38,6 +40,44 @@ def gpu_table() -> str:
     )
     head = ("what", "step", "samples/s", "peak memory")
     return source("gpu_table_h200") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
+
+
+def gpu_forecasts() -> str:
+    records = ("gpu_forecasts_h200", "gpu_forecasts_stages_h200")
+    rows = [row for name in records for row in load_record(name)["rows"] if row["plan"]["model"].endswith("llama_317m")]
+    rows.sort(key=lambda row: -row["measured"]["step_s"])
+    lines = [
+        (
+            _describe(row["plan"]),
+            f"{1e3 * row['measured']['step_s']:.1f} ms",
+            signed(row["time_error"]),
+            f"{row['measured']['peak_memory_bytes'] / 2**30:.2f} GiB",
+            signed(row["memory_error"]),
+        )
+        for row in rows
+    ]
+    head = ("plan", "step", "forecast", "peak memory", "forecast")
+    step_s = {_describe(row["plan"]): row["measured"]["step_s"] for row in rows}
+    eager, graphs, both, stages = (
+        step_s[f"batch 16, 8 micro-batches{text}"]
+        for text in ("", ", CUDA graphs", ", compiled, CUDA graphs", ", compiled, CUDA graphs, two stages")
+    )
+    text = (
+        f"CUDA graphs make 8 micro-batches {eager / graphs:.1f} × as fast, with compiled stages {eager / both:.1f} ×. "
+        f"Two stages take {stages / both:.2f} times as long as one. Forecasts do not count that each slot "
+        "has its own working memory."
+    )
+    return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
+
+
+def _describe(plan: dict[str, Any]) -> str:
+    parts = [f"batch {plan['batch']}"]
+    parts += [f"{plan['microbatches']} micro-batches"] if "microbatches" in plan else []
+    parts += ["bf16-mixed"] if plan["precision"] == "bf16-mixed" else []
+    parts += ["compiled"] if "compile" in plan else []
+    parts += ["CUDA graphs"] if plan.get("cuda_graphs") else []
+    parts += ["two stages"] if "cuts" in plan else []
+    return ", ".join(parts)
 
 
 def gpu_shares() -> str:

@@ -165,7 +165,7 @@ SequenceParallel = Annotated[
 ]
 Speeds = Annotated[
     str | None,
-    run_option(metavar="NUMBERS", help="Relative speeds of the devices, like 1,1,0.5; runs also take: measured."),
+    run_option(metavar="NUMBERS", help="Relative speeds of devices, like 1,1,0.5; runs also take: measured."),
 ]
 Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")]
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]

@@ -36,7 +36,7 @@ def split(
         str | None, _what_for_option(help="Memory limit of each device, like 2GiB; or several, with commas.")
     ] = None,
     speeds: Annotated[
-        str | None, _what_for_option(help="Relative speeds of the devices, like 1,1,0.5; runs also take: measured.")
+        str | None, _what_for_option(help="Relative speeds of devices, like 1,1,0.5; runs also take: measured.")
     ] = None,
     bandwidth: Annotated[
         str | None, _what_for_option(help="Bandwidth of every link, like 10Gbit/s. \\[default: free]")

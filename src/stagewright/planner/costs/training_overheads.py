@@ -196,15 +196,17 @@ def _loss_saved_bytes(model: Model, output: Any) -> int:
     sizes: dict[Any, int] = {}
     alive: list[object] = []  # keeps storages from being reused at the same address
 
-    def save(tensor: torch.Tensor) -> torch.Tensor:
+    def save(tensor: torch.Tensor) -> None:  # a result that its own operation saves would never be freed
         key, num_bytes, storage = storage_of(tensor)
         if num_bytes and key not in excluded:
             sizes[key] = num_bytes
             alive.append(storage)
-        return tensor
+
+    def restore(_: None) -> torch.Tensor:
+        raise AssertionError("this run has no backward pass")
 
     detached, _ = _loss_inputs(output)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, restore):
         model.loss(detached, model.target)
     return sum(sizes.values())
 

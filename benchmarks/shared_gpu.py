@@ -22,6 +22,7 @@ NET = {"model": "mobilenet-v2", "image_size": 64, "batch": 16}
 LARGE = {"model": "gpt-layers:4", "sequence_length": 32, "batch": 8, "memory_bytes": 240 << 20}
 SCHEDULES = {"1f1b": 2, "gpipe": 2, "interleaved": 4, "looped-bfs": 4, "interleaved-zero-bubble": 4}
 SCHEDULES |= {"zbv": 4, "dualpipev": 4}
+LLAMA = {"model": "llama-tiny", "sequence_length": 32, "batch": 8}
 
 PLANS: tuple[dict[str, Any], ...] = (
     *(
@@ -50,7 +51,7 @@ PLANS: tuple[dict[str, Any], ...] = (
     {**NET, "mesh": "data=2"},
     {**NET, "mesh": "pipeline=2", "microbatches": 4},
     {"model": "bert-minilm", "sequence_length": 32, "batch": 8, "mesh": "pipeline=3", "microbatches": 4},
-    {"model": "llama-tiny", "sequence_length": 32, "batch": 8, "mesh": "tensor=2"},
+    {**LLAMA, "mesh": "tensor=2"},
     {"model": "llama-tiny", "sequence_length": 32, "batch": 7, "mesh": "data=2,pipeline=2", "microbatches": 3},
     # Larger than a worker's memory limit: parameters stay on the host until each worker has its part.
     {**LARGE, "mesh": "pipeline=2", "microbatches": 4},
@@ -72,6 +73,11 @@ PLANS: tuple[dict[str, Any], ...] = (
     {**GPT, "mesh": "tensor=2", "training": False},
     {**NET, "mesh": "data=2", "training": False},
     {**GPT, "mesh": "pipeline=2", "microbatches": 4, "precision": "bf16"},
+    {**NET, "mesh": "serial", "cuda_graphs": True},
+    *(
+        {**LLAMA, "mesh": "pipeline=2", "microbatches": 4, "cuda_graphs": True, **options}
+        for options in ({}, {"schedule": "zbv", "stages": 4}, {"compile": "stages"}, {"training": False})
+    ),
 )
 
 

@@ -14,6 +14,7 @@ from stagewright.errors import CacheError, ModelError, UsageError
 from stagewright.graph import capture
 from stagewright.machine import cpu_offload
 from stagewright.profiler import amount_of, profile
+from stagewright.profiler.glue import glue_replays
 
 measure = importlib.import_module("stagewright.profiler.measure")  # the package has a function of this name
 
@@ -98,7 +99,7 @@ def test_glue_replays_do_not_keep_the_autograd_graph() -> None:
         return Packed(tensor.detach())  # detached, because an operation that saves its own result would form a cycle
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.tensor):
-        replays = measure._glue_replays(graph, (inputs,), {}, training=True)
+        replays = glue_replays(graph, (inputs,), {}, training=True)
     assert replays
     assert seen
     assert len(dropped) == len(seen)
@@ -310,3 +311,21 @@ def test_too_few_samples_are_explained() -> None:
         ModelError, match=r"'few' in training does not run on float32 \[1, 4\]: ValueError: Expected more"
     ):
         profile(graph, (torch.randn(1, 4),), name="few", device="cpu:0", cache=False)
+
+
+def test_operations_behind_the_last_unit_count_for_its_memory() -> None:
+    """Like a loss that the model computes itself, on logits in another data type."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 1000)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.log_softmax(self.head(inputs).double(), 1).mean()
+
+    inputs = torch.randn(16, 8)
+    graph = capture(WithLoss().eval(), (inputs,))
+    measured = profile(graph, (inputs,), name="loss", device="cpu:0", repeats=1, training=False, cache=False)
+    logits = 16 * 1000 * 4
+    assert measured.units[-1].forward_working_bytes >= logits + 2 * (2 * logits)

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -68,18 +67,17 @@ def test_every_step_after_the_first_is_a_line_of_metrics(recorded: tuple[Attache
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="from Linux's scheduler statistics")
-def test_each_step_says_how_its_thread_was_scheduled(recorded: tuple[Attached, RunFolder]) -> None:
+def test_profiled_steps_say_how_their_thread_was_scheduled(recorded: tuple[Attached, RunFolder]) -> None:
     _, folder = recorded
 
     scheduling = read_trace(folder).workers[0].scheduling
     seconds = {line["step"]: line["seconds"] for line in folder.metrics(0)}
 
-    assert set(scheduling) == set(seconds)
+    assert set(scheduling) == {4, 5, 6}
     assert all(found.cpu_s > 0 for found in scheduling.values())
     assert all(0 <= found.loading_runqueue_s <= found.runqueue_s for found in scheduling.values())
     blocked_s = {step: seconds[step] - found.cpu_s - found.runqueue_s for step, found in scheduling.items()}
-    assert abs(statistics.median(blocked_s.values())) < 1e-3
-    assert blocked_s[6] > 0.02  # it slept for 50 ms
+    assert min(blocked_s.values()) < 0.02 < blocked_s[6]  # it slept for 50 ms
 
 
 def test_damaged_scheduling_is_left_out(recorded: tuple[Attached, RunFolder]) -> None:
@@ -93,7 +91,7 @@ def test_damaged_scheduling_is_left_out(recorded: tuple[Attached, RunFolder]) ->
 
     scheduling = read_trace(folder).workers[0].scheduling
 
-    assert sorted(scheduling) == list(range(4, 13))
+    assert sorted(scheduling) == [4, 5, 6]
     assert scheduling[4] == StepScheduling(cpu_s=0.1, runqueue_s=0.2)
 
 

@@ -242,10 +242,12 @@ class Attached:
             self._flush()
 
     def _queue_s(self) -> float | None:
-        return None if self._run_queue is None else self._run_queue.waited_s()
+        """Return the time of this thread in the run queue; None outside of profiled steps, which need no cause."""
+        return None if self._profiler is None or self._run_queue is None else self._run_queue.waited_s()
 
     def _begin_scheduling(self) -> None:
-        self._begin_cpu_s, self._begin_queue_s = time.thread_time(), self._queue_s()
+        self._begin_queue_s, self._loading_queue_s = self._queue_s(), None
+        self._begin_cpu_s = time.thread_time()
 
     def _scheduling(self) -> dict[str, float]:
         """Return how long the training thread was on a core in this step, and how long it waited for one."""

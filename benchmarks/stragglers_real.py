@@ -6,10 +6,14 @@ Every rank is a process with its own network namespace, on Gloo: DDP with 2 and 
 torch.distributed.pipelining with 1 and 2 replicas (`jobs/straggling_job.py`). Each trial records a window of steps with
 `sw.attach()`, and asks what `stagewright explain RUN` asks. Faults are real, on a rank or link drawn by seed:
 
-    worker               extra matrix products in each layer, or SIGSTOP and SIGCONT several times a step
-    link                 HTB limits the bandwidth between the two ranks of one pipeline; its peer is the other pipeline
-    data loader          waits for its storage (a sleep in the collate function)
-    garbage collector    gc.collect() over a large heap in about 4 of 10 steps
+    worker               1.5 to 3 times more matrix products in each layer, or SIGSTOP for 55 to 75 % of the time
+    link                 HTB limits the bandwidth between the two ranks of one pipeline; its peer is the other pipeline.
+                         A message takes 0.3 to 0.6 of a clean step
+    data loader          waits for its storage (a sleep in the collate function) for 0.5 to 1 clean step
+    garbage collector    gc.collect() over a heap of 0.5 to 1.2 million objects in 4 of 10 steps
+
+What a clean step takes is measured on each mesh before the first trial. Offloads of the network are off: a packet of
+64 KiB would pass the limit of a link at once. Automatic garbage collection is off too, as in large training scripts.
 
 The processes of all jobs stay alive between trials, and wait for their next window. On machines with fewer cores than
 ranks, the ranks of clean windows disturb each other too: that is what false alarms come from. A worker that is stopped
@@ -31,12 +35,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from record import write_record
-from stagewright.fabric.lab.kernel import run_tool
+from stagewright.fabric.lab.kernel import disable_offloads, in_namespace, run_tool
 from stagewright.fabric.lab.network import LabNetwork
 from stagewright.fabric.lab.session import Lab, open_lab
 from stagewright.runs.run_folder import RunFolder
@@ -50,6 +54,11 @@ MESHES = ("data=2", "data=4", "pipeline=2", "data=2,pipeline=2")
 WITH_PEER_LINK = ("data=2,pipeline=2",)
 CLEAN_SEED = 10_000
 WARM_STEPS, NUM_STEPS, WINDOW = 2, 15, 3
+NEAR = 5  # clean windows that a faulty one is compared with
+CALIBRATIONS = 3  # clean windows of each mesh before the first trial
+LOADING_SHARE = (0.5, 1.0)  # of a clean step: what a slow data loader waits for its storage
+MESSAGE_SHARE = (0.3, 0.6)  # of a clean step: what a message takes on a slow link
+MESSAGE_BITS = 8 * 4 * 32 * 384  # of a micro-batch of the job
 JOB = Path(__file__).parent / "jobs" / "straggling_job.py"
 
 
@@ -75,7 +84,7 @@ class Trial:
     found: dict[str, Any] | None
     """The culprit as `explain --json` prints it."""
     step_s: float
-    """Median of the recorded steps."""
+    """Mean of the recorded steps."""
     recorded_s: float
     """Time that the window took."""
     analysis_s: float
@@ -88,8 +97,23 @@ class Trial:
         return self.found["cause"] in causes and set(self.found["ranks"]) == set(self.fault.ranks)
 
 
-def draw(seed: int) -> tuple[str, Fault | None]:
-    """Draw the mesh and the fault of a seed."""
+def draw_mesh(seed: int) -> str:
+    """Draw the mesh of a seed."""
+    return _draw(seed)[0]
+
+
+def draw_fault(seed: int, step_s: float) -> Fault | None:
+    """Draw the fault of a seed, for a mesh whose clean step takes this long."""
+    _, fault = _draw(seed)
+    if fault is None:
+        return None
+    if fault.cause == "link":
+        return replace(fault, size=MESSAGE_BITS / (fault.size * step_s))
+    return replace(fault, size=fault.size * step_s) if fault.cause == "data loader" else fault
+
+
+def _draw(seed: int) -> tuple[str, Fault | None]:
+    """Draw the mesh and the fault of a seed, whose size is relative to the step for links and data loaders."""
     chance = random.Random(seed)
     cause = CAUSES[seed % len(CAUSES)] if seed < CLEAN_SEED else None
     mesh = chance.choice(WITH_PEER_LINK if cause == "link" else MESHES)
@@ -99,10 +123,10 @@ def draw(seed: int) -> tuple[str, Fault | None]:
     rank = chance.randrange(parsed.num_workers)
     if cause == "link":
         first = rank - rank % 2
-        return mesh, Fault(cause=cause, ranks=(first, first + 1), size=chance.uniform(8e6, 20e6))
+        return mesh, Fault(cause=cause, ranks=(first, first + 1), size=chance.uniform(*MESSAGE_SHARE))
     if cause == "worker" and chance.random() < 0.5:
         return mesh, Fault(cause=cause, ranks=(rank,), size=chance.uniform(0.55, 0.75), is_stopped=True)
-    sizes = {"worker": (1.5, 3.0), "data loader": (0.02, 0.05), "garbage collector": (5e5, 1.2e6)}
+    sizes = {"worker": (1.5, 3.0), "data loader": LOADING_SHARE, "garbage collector": (5e5, 1.2e6)}
     return mesh, Fault(cause=cause, ranks=(rank,), size=chance.uniform(*sizes[cause]))
 
 
@@ -228,7 +252,7 @@ def run_trial(job: Job, seed: int, fault: Fault | None) -> Trial:
         mesh=job.mesh,
         fault=fault,
         found=None if culprit is None else culprit.to_dict(),
-        step_s=statistics.median(end - start for start, end in trace.spans.values()),
+        step_s=statistics.mean(end - start for start, end in trace.spans.values()),
         recorded_s=recorded_s,
         analysis_s=seconds,
     )
@@ -236,16 +260,22 @@ def run_trial(job: Job, seed: int, fault: Fault | None) -> Trial:
 
 def run_trials(seeds: Sequence[int], meshes: Sequence[str], folder: Path) -> Iterator[Trial]:
     """Run faulty and clean trials in turns; a job of each mesh waits for its next window."""
-    drawn = {seed: draw(seed) for seed in sorted(seeds, key=lambda seed: (seed % CLEAN_SEED, seed))}
-    needed = [mesh for mesh in meshes if any(mesh == other for other, _ in drawn.values())]
+    drawn = {seed: draw_mesh(seed) for seed in sorted(seeds, key=lambda seed: (seed % CLEAN_SEED, seed))}
     with open_lab(LabNetwork.parse(hosts=4, mtu=9000)) as lab, contextlib.ExitStack() as stack:
-        jobs = {}
-        for number, mesh in enumerate(needed):
+        for host in range(4):  # a slow link limits packets of its MTU: 64 KiB at once would pass before the limit acts
+            in_namespace(lab.namespace(host), lambda: disable_offloads("eth0"))
+        jobs: dict[str, Job] = {}
+        usual_s: dict[str, float] = {}
+        for number, mesh in enumerate(mesh for mesh in meshes if mesh in drawn.values()):
             jobs[mesh] = Job(mesh, lab, 29540 + number, folder)
             stack.callback(jobs[mesh].close)
-        for seed, (mesh, fault) in drawn.items():
+        for mesh, job in jobs.items():
+            windows = [run_trial(job, -1 - number, None) for number in range(CALIBRATIONS)]
+            usual_s[mesh] = _median([window.step_s for window in windows])
+            print(f"{mesh}: a clean step takes {1e3 * usual_s[mesh]:.1f} ms", flush=True)
+        for seed, mesh in drawn.items():
             if mesh in jobs:
-                yield run_trial(jobs[mesh], seed, fault)
+                yield run_trial(jobs[mesh], seed, draw_fault(seed, usual_s[mesh]))
 
 
 def summarize(trials: Sequence[Trial]) -> dict[str, Any]:
@@ -255,9 +285,10 @@ def summarize(trials: Sequence[Trial]) -> dict[str, Any]:
     rows = []
     for cause in CAUSES:
         own = [trial for trial in faulty if trial.fault is not None and trial.fault.cause == cause]
-        costs = [1 - usual_s[trial.mesh] / trial.step_s for trial in own if usual_s[trial.mesh]]
+        costs = [1 - near_s / trial.step_s for trial in own if (near_s := _near_s(trial, clean))]
         named = sum(trial.right for trial in own)
-        rows.append({"cause": cause, "trials": len(own), "named": named, "min_cost": min(costs, default=0.0)})
+        cost = {"min_cost": min(costs, default=0.0), "median_cost": _median(costs)}
+        rows.append({"cause": cause, "trials": len(own), "named": named, **cost})
     return {
         "causes": rows,
         "faulty": len(faulty),
@@ -266,10 +297,18 @@ def summarize(trials: Sequence[Trial]) -> dict[str, Any]:
         "false_alarms": sum(not trial.right for trial in clean),
         "step_s": usual_s,
         "steps": NUM_STEPS,
+        "loading_share": LOADING_SHARE,
+        "message_share": MESSAGE_SHARE,
         "longest_window_s": max((trial.recorded_s for trial in trials), default=0.0),
         "slowest_analysis_s": max((trial.analysis_s for trial in trials), default=0.0),
         "wrong": [asdict(trial) for trial in trials if not trial.right],
     }
+
+
+def _near_s(trial: Trial, clean: Sequence[Trial]) -> float:
+    """Return the median step of the clean windows of a mesh that were recorded nearest to a trial."""
+    own = [other for other in clean if other.mesh == trial.mesh]
+    return _median([t.step_s for t in sorted(own, key=lambda t: abs(t.seed % CLEAN_SEED - trial.seed))[:NEAR]])
 
 
 def _median(values: Sequence[float]) -> float:
@@ -291,18 +330,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=200, help="faults, and as many clean windows")
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"run only these; {CLEAN_SEED} and above have no fault")
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES, help="run only the trials of these")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no trial after this time")
     parser.add_argument("--keep", type=Path, help="folder for the run folders, which are else removed")
     parser.add_argument("--output", type=Path, help="where to write the record")
     options = parser.parse_args()
-    seeds = range(options.first, options.first + options.trials)
+    numbers = range(options.first, options.first + options.trials)
+    seeds = options.seeds or [*numbers, *(CLEAN_SEED + number for number in numbers)]
     trials: list[Trial] = []
     begin_s = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        for trial in run_trials([*seeds, *(CLEAN_SEED + seed for seed in seeds)], options.meshes, folder):
+        for trial in run_trials(seeds, options.meshes, folder):
             trials.append(trial)
             _show(trial)
             if options.output is not None:

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from stagewright.spec.plan import Mesh
 
 WIDTH, LAYERS, BATCH, MICROBATCHES = 384, 3, 64, 2
 SAMPLE = 16  # rows of a sample: a batch has few, so that its collation has few operators
-GC_CHANCE = 0.4  # of a collection in a step, on the faulty rank
+COLLECTED = 0.4  # of the steps of a faulty rank have a garbage collection
 
 
 class _Slower(torch.autograd.Function):
@@ -132,6 +132,12 @@ class Pipeline:
         self.optimizer.zero_grad()
 
 
+def _collected(window: Mapping[str, Any]) -> Collection[int]:
+    """Draw the steps with a garbage collection."""
+    steps = range(window["steps"])
+    return random.Random(window["seed"]).sample(steps, round(COLLECTED * len(steps)))
+
+
 def main() -> None:
     torch.set_num_threads(1)
     mesh = Mesh.parse(sys.argv[1])
@@ -142,14 +148,15 @@ def main() -> None:
     batches = iter(loader)
     heap: list[Any] = []
 
-    def train(steps: int, collect: random.Random | None) -> None:
-        for _ in range(steps):
+    def train(steps: int, collected: Collection[int] = ()) -> None:
+        for step in range(steps):
             x, y = (tensor.flatten(0, 1) for tensor in next(batches))
-            if collect is not None and collect.random() < GC_CHANCE:
+            if step in collected:
                 gc.collect()
             job.step(x, y)
 
-    train(3, None)
+    gc.disable()  # as large training scripts do: only the fault collects
+    train(3)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
         window = json.loads(line)
@@ -158,13 +165,14 @@ def main() -> None:
         Block.extra = fault["size"] if cause == "worker" else 0.0
         loader.delay_s = fault["size"] if cause == "data loader" else 0.0
         heap[:] = [[number] for number in range(int(fault["size"]))] if cause == "garbage collector" else []
-        collect = random.Random(window["seed"]) if cause == "garbage collector" else None
+        collected = _collected(window) if cause == "garbage collector" else ()
         dist.barrier()
         run = sw.attach(window["root"], name=window["name"], profile_steps=window["profile_steps"])
         begin_s = time.perf_counter()
-        train(window["steps"], collect)
+        train(window["steps"], collected)
         seconds = time.perf_counter() - begin_s
         run.stop()
+        gc.collect()  # between windows
         print(json.dumps({"path": str(run.path), "seconds": seconds}), flush=True)
     dist.destroy_process_group()
 

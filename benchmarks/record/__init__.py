@@ -22,7 +22,7 @@ __all__ = ["command_of", "machine_text", "write_record"]
 
 _BEGUN = datetime.now(UTC)
 _CORES = len(available_cores())  # before a benchmark pins itself to some of them
-_OUTPUT_OPTIONS = ("-o", "--out", "--output")
+_OUTPUT_OPTIONS = ("-o", "--out", "--output", "--keep")
 
 
 def write_record(path: str | Path, figures: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ def write_record(path: str | Path, figures: Mapping[str, Any]) -> None:
 
 
 def command_of(words: Sequence[str]) -> str:
-    """Return the command as typed in the repository root, without its output file.
+    """Return the command as typed in the repository root, without its output file or folder.
 
     >>> command_of(["/home/me/benchmarks/codec_cpu.py", "--plain", "--output", "a.json"])
     'python benchmarks/codec_cpu.py --plain'

@@ -1,6 +1,8 @@
 """``sw.attach()`` in this process: metrics of each step, profiled steps, and hooks that leave nothing behind."""
 
 import gc
+import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from stagewright.attachment.summary import summarize
 from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.trace.breakdown import breakdown
+from stagewright.trace.events import StepScheduling
 from stagewright.trace.read import read_trace
 from stagewright.trace.waterfall import explain_trace
 
@@ -61,6 +64,35 @@ def test_every_step_after_the_first_is_a_line_of_metrics(recorded: tuple[Attache
     assert loading[6] >= 0.05 > loading[7]
     assert [line["step"] for line in lines if line["checkpoint_s"] > 0] == [7]
     assert next(line for line in lines if line["step"] == 9)["garbage_collection_s"] > 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="from Linux's scheduler statistics")
+def test_profiled_steps_say_how_their_thread_was_scheduled(recorded: tuple[Attached, RunFolder]) -> None:
+    _, folder = recorded
+
+    scheduling = read_trace(folder).workers[0].scheduling
+    seconds = {line["step"]: line["seconds"] for line in folder.metrics(0)}
+
+    assert set(scheduling) == {4, 5, 6}
+    assert all(found.cpu_s > 0 for found in scheduling.values())
+    assert all(0 <= found.loading_runqueue_s <= found.runqueue_s for found in scheduling.values())
+    blocked_s = {step: seconds[step] - found.cpu_s - found.runqueue_s for step, found in scheduling.items()}
+    assert min(blocked_s.values()) < 0.02 < blocked_s[6]  # it slept for 50 ms
+
+
+def test_damaged_scheduling_is_left_out(recorded: tuple[Attached, RunFolder]) -> None:
+    _, folder = recorded
+    path = next(folder.worker(0).path.glob("metrics*"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0] |= {"cpu_s": "much", "runqueue_s": 0.0}
+    lines[1] |= {"cpu_s": 0.1, "runqueue_s": -1.0}
+    lines[2] |= {"cpu_s": 0.1, "runqueue_s": 0.2, "loading_runqueue_s": None}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    scheduling = read_trace(folder).workers[0].scheduling
+
+    assert sorted(scheduling) == [4, 5, 6]
+    assert scheduling[4] == StepScheduling(cpu_s=0.1, runqueue_s=0.2)
 
 
 def test_the_parts_of_profiled_steps_add_up(recorded: tuple[Attached, RunFolder]) -> None:

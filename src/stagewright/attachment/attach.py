@@ -26,6 +26,7 @@ from torch.optim.optimizer import Optimizer
 from stagewright.attachment import hooks
 from stagewright.attachment.folder import create_folder, finish_folder
 from stagewright.attachment.open_spans import OpenSpans
+from stagewright.attachment.run_queue import RunQueue
 from stagewright.errors import StagewrightError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.runs.worker_folder import WorkerFolder
@@ -89,6 +90,10 @@ class Attached:
         self._span: Any = None
         self._profile_begin = 0
         self._spent_s = 0.0
+        self._run_queue: RunQueue | None = None
+        self._begin_cpu_s = 0.0
+        self._begin_queue_s: float | None = None
+        self._loading_queue_s: float | None = None
         self._loss: float | None = None
         self._rank, self._size = 0, 1
         self._pending: list[dict[str, Any]] = []
@@ -119,6 +124,8 @@ class Attached:
                 profiler = self._profiler
                 self._spans.call_when_ended(lambda: self._try(profiler.stop))
             self._hooks.close()
+            if self._run_queue is not None:
+                self._run_queue.close()
             if self._worker is not None:
                 self._flush()
                 self._worker.close()
@@ -137,8 +144,14 @@ class Attached:
             return  # a step ends with the first of several optimizers
         self._try(self._end_step)
 
+    def batch_loading(self) -> None:
+        self._loading_queue_s = self._queue_s()
+
     def batch_loaded(self, seconds: float, batch: Any) -> None:
         self._loading_s += seconds
+        end_s = self._queue_s()
+        if self._loading_queue_s is not None and end_s is not None:
+            self._loading_runqueue_s += end_s - self._loading_queue_s
         samples, tokens = hooks.batch_size(batch)
         self._samples += samples
         self._tokens += tokens
@@ -189,6 +202,7 @@ class Attached:
             if not is_last:
                 self._begin_span()
         self._clear()
+        self._begin_scheduling()
         self._begin_s = time.perf_counter()
         self._spent_s = self._begin_s - now_s
         if is_last or (self._profiler is None and self._step + 1 in self._profile_steps):
@@ -201,6 +215,7 @@ class Attached:
             self._end_profile()
         if self._step + 1 in self._profile_steps and self._profiler is None:
             self._begin_profile()
+        self._begin_scheduling()
         spent_s = time.perf_counter() - begin_s
         self._begin_s += spent_s
         self._spent_s += spent_s
@@ -219,11 +234,31 @@ class Attached:
             "garbage_collection_s": self._collection_s,
             "profiled": profiled,
             "recording_s": self._spent_s,
+            **self._scheduling(),
             **loss,
         }
         self._pending.append(values)
         if time.perf_counter() - self._written_s > _WRITE_EVERY_S:
             self._flush()
+
+    def _queue_s(self) -> float | None:
+        """Return the time of this thread in the run queue; None outside of profiled steps, which need no cause."""
+        return None if self._profiler is None or self._run_queue is None else self._run_queue.waited_s()
+
+    def _begin_scheduling(self) -> None:
+        self._begin_queue_s, self._loading_queue_s = self._queue_s(), None
+        self._begin_cpu_s = time.thread_time()
+
+    def _scheduling(self) -> dict[str, float]:
+        """Return how long the training thread was on a core in this step, and how long it waited for one."""
+        end_s = self._queue_s()
+        if self._begin_queue_s is None or end_s is None:
+            return {}
+        return {
+            "cpu_s": time.thread_time() - self._begin_cpu_s,
+            "runqueue_s": end_s - self._begin_queue_s,
+            "loading_runqueue_s": self._loading_runqueue_s,
+        }
 
     def _flush(self) -> None:
         """Write the steps since the last time, with the memory of now."""
@@ -235,7 +270,7 @@ class Attached:
         self._written_s = time.perf_counter()
 
     def _clear(self) -> None:
-        self._loading_s = self._checkpoint_s = self._collection_s = 0.0
+        self._loading_s = self._checkpoint_s = self._collection_s = self._loading_runqueue_s = 0.0
         self._samples = self._tokens = 0
 
     def _open(self) -> None:
@@ -254,6 +289,7 @@ class Attached:
             dist.broadcast_object_list(path, src=0)
         self._folder = self._folder or RunFolder(Path(path[0]))
         self._worker = self._folder.worker(self._rank)
+        self._run_queue = RunQueue()
 
     def _begin_profile(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]

@@ -28,6 +28,8 @@ class Listener(Protocol):
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None: ...
 
+    def batch_loading(self) -> None: ...
+
     def batch_loaded(self, seconds: float, batch: Any) -> None: ...
 
     def checkpoint_saved(self, seconds: float) -> None: ...
@@ -57,6 +59,7 @@ def _replace(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]
 def _timed_next(listener: Listener) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def __next__(self: Any) -> Any:
+            listener.batch_loading()
             begin_s = time.perf_counter()
             batch = original(self)
             listener.batch_loaded(time.perf_counter() - begin_s, batch)

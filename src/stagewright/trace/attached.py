@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from stagewright.errors import UsageError
 from stagewright.files.json_values import read_object_or_empty
 from stagewright.runs.run_folder import RunFolder
-from stagewright.trace.events import Trace
+from stagewright.trace.events import StepScheduling, Trace
 from stagewright.trace.kineto.profile_file import RankProfile, read_profile
 from stagewright.trace.kineto.read import trace_of
 
@@ -48,7 +49,26 @@ def read_attached(folder: RunFolder) -> Trace:
     profiles = attached_profiles(folder)
     if not profiles:
         raise UsageError(f"{folder.path} has no profiled step yet: the first one is step 5, or as --profile-steps says")
-    return replace(trace_of(profiles), run=str(folder.path))
+    trace = trace_of(profiles)
+    workers = (replace(worker, scheduling=_scheduling(folder, worker.rank)) for worker in trace.workers)
+    return replace(trace, run=str(folder.path), workers=tuple(workers))
+
+
+def _scheduling(folder: RunFolder, rank: int) -> dict[int, StepScheduling]:
+    """Return how a rank's training thread was scheduled, by step; empty if its system did not say."""
+    found = {}
+    for line in folder.metrics(rank):
+        step, cpu_s, runqueue_s = line.get("step"), line.get("cpu_s"), line.get("runqueue_s")
+        if isinstance(step, int) and _is_time(cpu_s) and _is_time(runqueue_s):
+            loading_s = line.get("loading_runqueue_s")
+            found[step] = StepScheduling(
+                cpu_s=cpu_s, runqueue_s=runqueue_s, loading_runqueue_s=loading_s if _is_time(loading_s) else 0.0
+            )
+    return found
+
+
+def _is_time(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def _joined(first: RankProfile, second: RankProfile) -> RankProfile:

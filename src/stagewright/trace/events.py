@@ -13,7 +13,7 @@ event covers is engine overhead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from stagewright.runs.worker_folder import UNFINISHED
@@ -87,6 +87,18 @@ class TraceEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepScheduling:
+    """How the operating system scheduled the training thread of a worker in a step."""
+
+    cpu_s: float
+    """Time on a core."""
+    runqueue_s: float
+    """Time in which it was ready to run, and no core was free."""
+    loading_runqueue_s: float = 0.0
+    """Part of it while a batch was loaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTrace:
     """The events of one worker."""
 
@@ -97,6 +109,8 @@ class WorkerTrace:
     """Error of its clock offset to worker 0; 0 on the same machine."""
     events: tuple[TraceEvent, ...]
     """All events by start time; of two with the same start, the longer one first."""
+    scheduling: Mapping[int, StepScheduling] = field(default_factory=dict)
+    """By step, where it was recorded."""
 
     def step(self, number: int) -> TraceEvent | None:
         """Return the step event with this number; None where the worker has none."""

@@ -8,7 +8,7 @@
     events      ▕forward        ▕launch▏ ▏      ▕collective▏▕optimizer▏     nested, as in our own runs
 
 A run of kernels of one phase is one event, and what interrupts it is nested in it. In a pipeline a run also ends where
-a message is sent or has arrived; the longest runs, as many as there are messages, are the micro-batches.
+a message is sent or has arrived; the runs that fit between the messages are the micro-batches (`microbatches.py`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,8 @@ from typing import Literal
 
 from stagewright.trace.events import EventKind, Stream, TraceEvent
 from stagewright.trace.kineto.intervals import Interval, clip, intersect, merge, subtract
+from stagewright.trace.kineto.microbatches import Message, Run, number_microbatches
 from stagewright.trace.kineto.profile_file import CommunicationSpan, Phase, RankProfile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """A send or receive with its place in the pipeline."""
-
-    span: CommunicationSpan
-    peer: int | None
-    content: str
-    """activation or gradient."""
-    microbatch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,33 +106,18 @@ def _owners(
 
 def _actions(segments: Sequence[tuple[Interval, Phase]], breaks: Sequence[float], spans: StepSpans) -> list[TraceEvent]:
     """Return one event for each run of compute of one phase; micro-batches are numbered where messages tell them."""
-    runs: list[tuple[Phase, float, float, float]] = []
+    runs: list[Run] = []
     for (start, end), phase in segments:
         same = runs and runs[-1][0] == phase
         if same and bisect.bisect_right(breaks, runs[-1][2]) == bisect.bisect_right(breaks, start):
             runs[-1] = (phase, runs[-1][1], end, runs[-1][3] + end - start)
         else:
             runs.append((phase, start, end, end - start))
-    numbers = _microbatches(runs, spans)
+    numbers = number_microbatches(runs, spans.messages.values())
     return [
         _event(spans, phase, "compute", start, end, microbatch=numbers.get(index))
         for index, (phase, start, end, _) in enumerate(runs)
     ]
-
-
-def _microbatches(runs: Sequence[tuple[Phase, float, float, float]], spans: StepSpans) -> dict[int, int]:
-    """Number the forward and backward runs, as many as a neighbor exchanged messages with this stage."""
-    counts: dict[tuple[str, str], int] = {}
-    for message in spans.messages.values():
-        key = (message.content, message.span.name)
-        counts[key] = counts.get(key, 0) + 1
-    numbers: dict[int, int] = {}
-    for phase in ("forward", "backward"):
-        count = max(counts.values(), default=0)
-        own = sorted((run for run in enumerate(runs) if run[1][0] == phase), key=lambda run: -run[1][3])[:count]
-        if len(own) == count:
-            numbers |= {index: number for number, (index, _) in enumerate(sorted(own))}
-    return numbers
 
 
 def _overlapped(span: CommunicationSpan, spans: StepSpans) -> TraceEvent | None:

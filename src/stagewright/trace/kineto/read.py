@@ -16,8 +16,9 @@ from pathlib import Path
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Mesh
 from stagewright.trace.events import Trace, TraceEvent, WorkerTrace
+from stagewright.trace.kineto.microbatches import Message
 from stagewright.trace.kineto.profile_file import CommunicationSpan, RankProfile, read_profile
-from stagewright.trace.kineto.rank_events import Message, StepSpans, rank_events
+from stagewright.trace.kineto.rank_events import StepSpans, rank_events
 
 
 def is_profile_path(path: str | Path) -> bool:

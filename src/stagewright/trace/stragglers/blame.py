@@ -2,7 +2,8 @@
 
 Each candidate (the compute of one rank, its data loading, …, the transfers between two ranks) takes the times of its
 peers in turn: of the other ranks of its stage, or of the other stages where a stage has one rank. The candidate without
-which the step is fastest is the culprit, if it costs 3 % of the step or more, and if chance does not explain it:
+which the step is fastest is the culprit, if it costs 3 % of the step or more (10 % on hosts with too few cores), and if
+chance does not explain it:
 
     own times, sorted      12  13  15  40      its slowest step takes the time of the peers' slowest steps, and so on:
     times of its peers     10  11  12  14      variation that all have costs nothing
@@ -22,6 +23,11 @@ from stagewright.trace.stragglers.job import Job, Op, Simulator, Times
 
 MIN_SHARE = 0.03
 """Share of the step from which a culprit is named."""
+MIN_SHARE_CONTENDED = 0.1
+"""The same where ranks of one host waited for its cores for more than `MIN_SHARE` of the step.
+
+Such ranks also share caches, memory bandwidth and interrupts. Which of them suffers is chance, and may last a while.
+"""
 _CERTAIN = 4.0  # standard errors by which a culprit is slower than its peers
 _CERTAIN_FEW = 7.0  # the same with fewer than _FEW_STEPS steps, whose standard error is itself uncertain
 _FEW_STEPS = 8
@@ -54,7 +60,7 @@ class Culprit:
     cost_s: float
     """Time of a step that disappears without it."""
     share: float
-    """Of the step."""
+    """Of the step, without the time in which ranks that share a host waited for its cores."""
 
     @property
     def sentence(self) -> str:
@@ -76,7 +82,7 @@ class _Candidate:
 
 
 def find_culprit(job: Job) -> Culprit | None:
-    """Return who costs most; None if no one costs 3 % of the step, or if the messages of the job can't be ordered."""
+    """Return who costs most; None if no one costs enough, or if the messages of the job can't be ordered."""
     try:
         simulator = Simulator.of(job)
     except UsageError:
@@ -94,7 +100,7 @@ def find_culprit(job: Job) -> Culprit | None:
         return step_s - float(simulator.step_times(changed).mean())
 
     costs = [(cost_s(candidate), candidate) for candidate in candidates]
-    costly = [(cost, candidate) for cost, candidate in costs if cost >= MIN_SHARE * step_s]
+    costly = [(cost, candidate) for cost, candidate in costs if cost >= _min_share(candidate, job) * step_s]
     guilty = [found for found in costly if _is_certain(found[1], candidates, job, usual_s)]
     if not guilty:
         return None
@@ -112,6 +118,12 @@ def find_culprit(job: Job) -> Culprit | None:
             best = worker
     cause = "pauses" if best.cause == "worker" and _are_pauses(best, job.durations, typical) else best.cause
     return Culprit(cause=cause, ranks=best.ranks, cost_s=cost, share=cost / step_s)
+
+
+def _min_share(candidate: _Candidate, job: Job) -> float:
+    """Return the share of the step from which a candidate counts; what is recorded as such is compared with nobody."""
+    is_exact = job.contention < MIN_SHARE or candidate.cause in _SELDOM
+    return MIN_SHARE if is_exact else MIN_SHARE_CONTENDED
 
 
 def peer_durations(job: Job) -> dict[Op, Times]:

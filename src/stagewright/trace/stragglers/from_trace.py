@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from stagewright.trace.breakdown import BlockingEvent, blocking_events
-from stagewright.trace.events import HOST_KINDS, Trace
+from stagewright.trace.events import COMPUTE_KINDS, HOST_KINDS, StepScheduling, Trace
 from stagewright.trace.stragglers.job import Job, Op, Times
 
 _SEPARATE = ("data-loading", "garbage-collection", "checkpoint")
@@ -28,6 +28,9 @@ def job_of_trace(trace: Trace) -> Job:
     shape = (num_replicas, len(steps))
     durations: dict[Op, Times] = {}
     begins: dict[Op, float] = {}
+    hosts = [worker.host for worker in trace.workers]
+    shared = {host for host in hosts if hosts.count(host) > 1}
+    starved_s = total_s = 0.0
     for column, step in enumerate(steps):
         blocking = blocking_events(trace, step)
         for worker in trace.workers:
@@ -43,6 +46,11 @@ def job_of_trace(trace: Trace) -> Job:
             host = Op(stage, "host", 0)
             unrecorded_s = max(0.0, whole.seconds - waited_s - sum(times.values()))
             times[host] = times.get(host, 0.0) + unrecorded_s
+            scheduling = worker.scheduling.get(step)
+            total_s += whole.seconds
+            if worker.host in shared and scheduling is not None:
+                starved_s += scheduling.runqueue_s
+                _subtract_run_queue(times, scheduling)
             for op, seconds in times.items():
                 durations.setdefault(op, np.zeros(shape))[replica, column] = seconds
     groups = [
@@ -60,7 +68,27 @@ def job_of_trace(trace: Trace) -> Job:
         communication=frozenset({op.kind for op in collectives} | messages),
         ranks={place: rank for rank, place in places.items()},
         links={op: peer for op in durations if (peer := _other_stage(op)) is not None},
+        contention=starved_s / total_s if total_s > 0 else 0.0,
     )
+
+
+def _subtract_run_queue(times: dict[Op, float], scheduling: StepScheduling) -> None:
+    """Subtract the time that a rank was ready to compute and had no core, of a host that it shares with other ranks.
+
+    Which of them the scheduler lets wait is no rank's fault. Ranks also wait for a core after a message has arrived, so
+    at least the time on a core remains.
+    """
+    for op in times:
+        if op.kind == "data-loading":
+            times[op] = max(0.0, times[op] - scheduling.loading_runqueue_s)
+    own = [op for op in times if op.kind in COMPUTE_KINDS or op.kind == "host"]
+    total_s = sum(times[op] for op in own)
+    if total_s > 0:
+        least_s = min(total_s, scheduling.cpu_s)
+        starved_s = max(0.0, scheduling.runqueue_s - scheduling.loading_runqueue_s)
+        factor = max(least_s, total_s - starved_s) / total_s
+        for op in own:
+            times[op] *= factor
 
 
 def _places(trace: Trace) -> dict[int, tuple[int, int]]:

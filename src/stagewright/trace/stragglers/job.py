@@ -53,6 +53,8 @@ class Job:
     """The rank of each replica and stage."""
     links: Mapping[Op, int] = field(default_factory=dict)
     """The stage at the other end of a send or receive."""
+    contention: float = 0.0
+    """Share of the steps in which ranks that share a host were ready to run and had no core; not in the durations."""
 
     @property
     def num_replicas(self) -> int:

@@ -22,7 +22,6 @@ from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.random_key import (
     RandomKey,
     device_generators,
-    key_stage,
     make_key,
     preserve_generators,
     set_key,
@@ -43,6 +42,7 @@ from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, Pi
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
 from stagewright.engine.pipeline.links import Links
+from stagewright.engine.pipeline.unit_checkpointing import checkpoint_units
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
@@ -220,12 +220,19 @@ class TrainingHooks(ActivityHooks):
         axis = runner.sync.data_axis
         self._gathered = axis if isinstance(axis, StepFSDPReplica) else None
         self.forwards: dict[int, StageForward] = {}
+        # Recomputed units that communicate must end alike on all workers, and as forecasts count them.
+        is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
         for index, stage in runner.part.stages.items():
-            key_stage(stage)
-            if runner.plan.recompute != "none":
+            checkpoint_units(
+                stage,
+                runner.plan.recomputed_units,
+                recompute_context=runner.memory.forward,
+                early_stop=is_alone,
+            )
+            if runner.plan.recompute != "none" and not runner.plan.recomputed_units:
                 self.forwards[index] = CheckpointedForward(
                     stage,
-                    policy=runner.plan.recompute,
+                    policy=runner.plan.recompute,  # type: ignore[arg-type]
                     index=index,
                     num_microbatches=runner.plan.microbatches,
                     recompute_context=runner.memory.forward,

@@ -23,6 +23,7 @@ from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, Pi
 from stagewright.engine.pipeline.links import TensorShape
 from stagewright.engine.pipeline.transfers import ReceivePlan, Transfer
 from stagewright.engine.pipeline.transport import AHEAD, AHEAD_IN_SCHEDULES, Receiver, Sender
+from stagewright.engine.pipeline.unit_checkpointing import has_checkpointed_units
 from stagewright.engine.tensor.divided_logits import gather_logits
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
@@ -160,7 +161,8 @@ class PipelineStep:
         with self.config.autocast():
             outputs = self.worker.stages[stage](*inputs) if forward is None else forward(tuple(inputs), number)
         recorder.add("forward", start)
-        is_recomputed = isinstance(forward, CheckpointedForward) and forward.will_recompute
+        is_recomputed = has_checkpointed_units(self.worker.stages[stage])
+        is_recomputed |= isinstance(forward, CheckpointedForward) and forward.will_recompute
         if stage == self.last_stage:
             self._compute_loss(action, outputs, leaves, is_recomputed)
             return

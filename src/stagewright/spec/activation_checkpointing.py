@@ -55,6 +55,11 @@ def check_recomputed_units(plan: Plan, known: Iterable[str]) -> None:
         raise UnknownName("recomputed unit", missing, known)
 
 
+def recomputes_stages(plan: Plan) -> bool:
+    """Whether any stage of a plan may be recomputed as a whole."""
+    return plan.recompute != "none" and not plan.recomputed_units
+
+
 def describe_recompute(plan: Plan) -> str:
     """Return `recompute` in a word for tables: a mode, flags, or the number of units."""
     if names := plan.recomputed_units:

@@ -39,15 +39,11 @@ def num_recomputed(folder: str, worker: int) -> int:
         pytest.param("pipeline=2", {"microbatches": 4, "schedule": "gpipe"}, marks=pytest.mark.slow),
         pytest.param("data=2,pipeline=2", {"shard": True, "microbatches": 3}, marks=pytest.mark.slow),
         pytest.param(
-            "data=2,pipeline=2",
-            {"shard": True, "fsdp_gather": "microbatch", "microbatches": 3},
-            marks=pytest.mark.slow,
+            "data=2,pipeline=2", {"shard": True, "fsdp_gather": "microbatch", "microbatches": 3}, marks=pytest.mark.slow
         ),
         pytest.param("tensor=2,pipeline=2", {"microbatches": 3}, marks=pytest.mark.slow),
         *(
-            pytest.param(
-                "pipeline=2", {"schedule": schedule, "microbatches": 4, "cuts": CUTS}, marks=pytest.mark.slow
-            )
+            pytest.param("pipeline=2", {"schedule": schedule, "microbatches": 4, "cuts": CUTS}, marks=pytest.mark.slow)
             for schedule in ("interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev")
         ),
     ],

@@ -26,11 +26,7 @@ def graph() -> UnitGraph:
 
 
 def run(
-    graph: UnitGraph,
-    names: Collection[str],
-    *,
-    keyed: bool = True,
-    autocast: AbstractContextManager[Any] | None = None,
+    graph: UnitGraph, names: Collection[str], *, keyed: bool = True, autocast: AbstractContextManager[Any] | None = None
 ) -> list[torch.Tensor]:
     """Three micro-batches through one stage, forward and then backward, as GPipe does."""
     graph.model.zero_grad()

@@ -31,6 +31,7 @@ from stagewright.spec.activation_checkpointing import (
     check_recomputed_units,
     checkpoint_by_block,
     checkpoints_by_block,
+    recomputes_stages,
 )
 from stagewright.spec.host_memory_check import check_host_memory, num_parts
 from stagewright.spec.local_check import check_on_this_machine
@@ -174,7 +175,7 @@ def _choose_cuts(plan: Plan, profile: Profile) -> tuple[str, ...]:
     speeds = pipeline_speeds(plan)
     conditions = Conditions(
         num_microbatches=plan.microbatches,
-        recompute=plan.recompute != "none" and not plan.recomputed_units,
+        recompute=recomputes_stages(plan),
         speeds=tuple(speeds[worker] for worker in plan.stage_workers) if speeds else None,
     )
     return split_by(profile, plan.num_stages, plan.split, conditions).cut_names

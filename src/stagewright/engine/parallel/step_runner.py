@@ -19,13 +19,7 @@ from torch import nn
 
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.precision import autocast_of
-from stagewright.engine.batch.random_key import (
-    RandomKey,
-    device_generators,
-    make_key,
-    preserve_generators,
-    set_key,
-)
+from stagewright.engine.batch.random_key import RandomKey, device_generators, make_key, preserve_generators, set_key
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, move_microbatch
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.fsdp_step import StepFSDPReplica
@@ -48,6 +42,7 @@ from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.schedules.action_order import Action, Kind
+from stagewright.spec.activation_checkpointing import recomputes_stages
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
@@ -224,12 +219,9 @@ class TrainingHooks(ActivityHooks):
         is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
         for index, stage in runner.part.stages.items():
             checkpoint_units(
-                stage,
-                runner.plan.recomputed_units,
-                recompute_context=runner.memory.forward,
-                early_stop=is_alone,
+                stage, runner.plan.recomputed_units, recompute_context=runner.memory.forward, early_stop=is_alone
             )
-            if runner.plan.recompute != "none" and not runner.plan.recomputed_units:
+            if recomputes_stages(runner.plan):
                 self.forwards[index] = CheckpointedForward(
                     stage,
                     policy=runner.plan.recompute,  # type: ignore[arg-type]

@@ -141,9 +141,7 @@ class _CheckpointedCall:
             return nullcontext(), RecomputeContext(norms, copies, key=key, inner=inner, call=self._call.index + 1)
 
         with set_checkpoint_early_stop(owner.early_stop):
-            outputs = checkpoint(
-                run, *held, use_reentrant=False, preserve_rng_state=key is None, context_fn=contexts
-            )
+            outputs = checkpoint(run, *held, use_reentrant=False, preserve_rng_state=key is None, context_fn=contexts)
         buffers.learn(versions, copies)
         return outputs
 

@@ -1,7 +1,7 @@
 """Throughput of units chosen for recomputation, against the best uniform policy at the same memory.
 
-    python benchmarks/memory_by_unit.py --model digits-vit --batch 512 --rounds 5
-    python benchmarks/memory_by_unit.py --mesh pipeline=2 --microbatches 4 --batch 512
+    python benchmarks/memory_by_unit.py --image-size 64 --batch 32
+    python benchmarks/memory_by_unit.py --image-size 64 --batch 32 --mesh pipeline=2 --microbatches 4
 
 The memory limit lies between what the plan needs with everything recomputed and without recomputation (`--share` of the
 way), so that it binds. Uniform policies: none, always (each block by itself where there is no pipeline), and one yes or
@@ -88,9 +88,8 @@ def choose_plans(base: Plan, measured: ModelCosts, share: float) -> tuple[Plan, 
     solved = recompute_units(builder, limited)
     if uniform is None or solved is None:
         raise SystemExit(f"nothing fits in {format_bytes(limited.memory_bytes or 0)}; use a larger --share")
-    print(
-        f"limit {format_bytes(limited.memory_bytes or 0)}; all recomputed {format_bytes(low)}, none {format_bytes(high)}"
-    )
+    sizes = [format_bytes(size) for size in (limited.memory_bytes or 0, low, high)]
+    print(f"limit {sizes[0]}; all recomputed {sizes[1]}, none {sizes[2]}")
     print(f"uniform: {uniform[0].recompute}, cuts {len(uniform[0].cuts)}, forecast step {uniform[1]:.3f} s")
     print(f"by unit: {solved.plan.recompute}, cuts {solved.plan.cuts}, forecast step {solved.forecast.step_s:.3f} s")
     return uniform[0], solved, replace(cut, memory_bytes=limited.memory_bytes)
@@ -110,19 +109,20 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="digits-vit")
+    parser.add_argument("--model", default="deit-tiny")
     parser.add_argument("--sequence-length", type=int)
-    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--image-size", type=int)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--mesh", default="serial")
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--share", type=float, default=0.75, help="where the limit lies between always and none")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--output", help="write the record to this file")
     options = parser.parse_args(arguments)
     mesh = Mesh.parse(options.mesh)
     base = Plan(
-        model=ModelSpec(name=options.model, sequence_length=options.sequence_length),
+        model=ModelSpec(name=options.model, sequence_length=options.sequence_length, image_size=options.image_size),
         batch=options.batch,
         mesh=mesh,
         microbatches=options.microbatches,
@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> int:
         warmup=1,
         devices=default_devices(mesh.num_workers, share=True),
     )
-    measured = measure_model(base, size=profiled_size(base)[0], repeats=5)
+    measured = measure_model(base, size=profiled_size(base)[0], repeats=3)
     uniform, solved, none = choose_plans(base, measured, options.share)
     try:
         measure(none)

@@ -94,7 +94,7 @@ class CheckpointedUnits:
         target, name = str(node.target), f"stagewright_recomputed_{call.index}"
 
         def module() -> nn.Module:
-            return reduce(getattr, target.split("."), self.stage)  # type: ignore[arg-type,return-value]
+            return reduce(getattr, target.split("."), self.stage)
 
         node.target = name
         object.__setattr__(stage, name, _CheckpointedCall(self, call, module, is_copied))

@@ -113,7 +113,14 @@ stagewright: schedule 'dualpipev' with 4 stages on 2 workers needs at least 4 mi
 is such a stage on the same device, so that backward recomputes one block at a time (FSDP and tensor
 parallelism recompute the whole model at once: cut it into pipeline stages). `except-last` does not
 recompute the last micro-batch: under GPipe its backward follows immediately, so checkpointing it saves nothing. In a plan
-file, `recompute = [true, false]` sets it per stage. Dropout masks and batch norm statistics are those of the first forward:
+file, `recompute = [true, false]` sets it per stage.
+
+`--recompute vit.layers.0,vit.layers.1`, or `recompute = ["vit.layers.0", "vit.layers.1"]` in a plan file, recomputes only these
+units (names as in `stagewright profile`), one at a time; all others save their activations. Every strategy and schedule supports it.
+Under a memory limit `stagewright plan` chooses the units and the cuts together, where recomputing whole stages would
+recompute more than the memory requires ([decision 54](decisions/0054-memory-by-unit.md)).
+
+Dropout masks and batch norm statistics are those of the first forward:
 [batch norm and dropout](compare.md#batch-norm-and-dropout). With a split backward, a recomputed stage runs
 its whole backward in the first half: saving the recomputed activations until the second would take the memory that
 checkpointing saves.

@@ -1,13 +1,25 @@
-"""Without a pipeline, activation checkpointing works block by block."""
+"""What a plan recomputes: units by name, stages, and, without a pipeline, one block after the other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
+from stagewright.cli.options import parse_recompute
+from stagewright.errors import UsageError
+from stagewright.spec.activation_checkpointing import (
+    block_ends,
+    check_recomputed_units,
+    checkpoint_by_block,
+    checkpoints_by_block,
+    describe_recompute,
+    recomputes_stages,
+)
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
+from stagewright.spec.plan_rules import check_plan
 
 PLAN = Plan(model=ModelSpec(name="mlp-mnist"), batch=8, recompute="always")
 
@@ -52,3 +64,49 @@ def test_a_model_without_repeated_blocks_stays_one_stage() -> None:
 def test_tensor_parallel_plans_are_cut_only_on_request() -> None:
     assert checkpoints_by_block(PLAN)
     assert not checkpoints_by_block(replace(PLAN, mesh=Mesh(tensor=2)))
+
+
+def test_units_by_name(tmp_path: Path) -> None:
+    plan = Plan.of("digits-vit", 8, "pipeline=2", microbatches=2, recompute=("vit.layers.0", "vit.layers.3"))
+    check_plan(plan)
+    assert plan.recomputed_units == ("vit.layers.0", "vit.layers.3")
+    assert not plan.recomputes(0)
+    assert not recomputes_stages(plan)
+    assert describe_recompute(plan) == "2 units"
+    plan.write(tmp_path / "plan.toml")
+    assert Plan.read(tmp_path / "plan.toml") == plan
+
+
+def test_flags_and_modes_name_no_units() -> None:
+    for recompute, shown in (("always", "always"), ((True, False), "(True, False)")):
+        plan = Plan.of("digits-vit", 8, "pipeline=2", microbatches=2, recompute=recompute)
+        assert plan.recomputed_units == ()
+        assert plan.recomputes(0)
+        assert recomputes_stages(plan)
+        assert describe_recompute(plan) == shown
+
+
+@pytest.mark.parametrize(
+    ("recompute", "message"),
+    [
+        (("vit.layers.0", True), "names the unit 'vit.layers.0' and has flags"),
+        (("vit.layers.0", "vit.layers.0"), "names the unit 'vit.layers.0' twice"),
+        ((True,), "1 flags for 2 stages: give one for each stage, names of units"),
+        ((), "0 flags for 2 stages"),
+    ],
+)
+def test_wrong_lists(recompute: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_plan(Plan.of("digits-vit", 8, "pipeline=2", microbatches=2, recompute=recompute))
+
+
+def test_unknown_unit() -> None:
+    plan = Plan.of("digits-vit", 8, recompute=("vit.layer.0",))
+    with pytest.raises(UsageError, match=r"unknown recomputed unit 'vit.layer.0'; did you mean 'vit.layers.0'"):
+        check_recomputed_units(plan, ["vit.layers.0", "classifier"])
+
+
+def test_option_of_the_command_line() -> None:
+    assert parse_recompute("except-last") == "except-last"
+    assert parse_recompute("vit.layers.0,vit.layers.1") == ("vit.layers.0", "vit.layers.1")
+    assert parse_recompute("table,") == ("table",)

@@ -131,7 +131,7 @@ def compare_strategies(
     check_on_this_machine(base)
     _check_any(plans)
     custom_units = base.units not in ("auto", "leaf")
-    for plan in [plan for plan in plans if plan.cuts or custom_units][:1]:
+    for plan in [plan for plan in plans if plan.cuts or custom_units or plan.recomputed_units][:1]:
         check_cuts(plan)
     if len(base.devices) == 1 and len(strategies) > 1:
         progress.note(f"only one device, {base.devices[0]}: the baseline runs alone; use two, like --devices 2")

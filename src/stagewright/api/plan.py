@@ -33,6 +33,7 @@ from stagewright.quantity import format_age
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.spec.activation_checkpointing import describe_recompute
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import write_plan
@@ -254,7 +255,8 @@ def _row(ranked: RankedPlan) -> dict[str, Any]:
         "strategy": plan.mesh.strategy,
         "microbatches": plan.microbatches,
         "schedule": plan.schedule,
-        "recompute": plan.recompute,
+        "recompute": describe_recompute(plan),
+        "recomputed_units": list(plan.recomputed_units),
         "shard": plan.shard,
         "fsdp_shards": plan.fsdp_shards,
         "fsdp_gather": plan.fsdp_gather,

@@ -275,7 +275,7 @@ def _check(plans: Sequence[Plan], data_dir: str | Path | None) -> None:
         plan.model.load() if blueprint is None else blueprint,
         data_dir=None if data_dir is None else Path(data_dir),
     )
-    if plan.cuts or plan.units not in ("auto", "leaf"):
+    if plan.cuts or plan.recomputed_units or plan.units not in ("auto", "leaf"):
         check_cuts(plan)
 
 

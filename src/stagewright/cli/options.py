@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +67,8 @@ def choices(kind: str, known: Iterable[str], option: Callable[..., Any], *names:
 
 _model_option = panel("Model")
 run_option = panel("How it runs")
+_UNIT_NAMES = re.compile(r"[.,@\d]")
+"""What tells names of units from a mode; a name without any of these is written with a comma behind it."""
 SCHEDULE_HELP = f"Pipeline schedule; {', '.join(SCHEDULES)}."
 files_option = panel("Files")
 measure_option = panel("How it is measured")
@@ -145,7 +148,25 @@ ContextAttention = Annotated[
         help="Attention between context parallel workers.",
     ),
 ]
-Recompute = Annotated[str, choice("recompute mode", RECOMPUTES, run_option, help="Activation checkpointing.")]
+
+
+def recompute_option(**settings: Any) -> Any:
+    """Return the option of activation checkpointing: a mode, or names of units with commas."""
+
+    def parse(text: str) -> str:
+        if not _UNIT_NAMES.search(text):
+            check_choice("recompute mode", text, RECOMPUTES)
+        return text
+
+    return run_option(parser=parse, metavar=f"{'|'.join(RECOMPUTES)}|UNITS", **settings)
+
+
+def parse_recompute(text: str) -> Any:
+    """Return a mode, or the names of units."""
+    return tuple(name for name in text.split(",") if name) if _UNIT_NAMES.search(text) else text
+
+
+Recompute = Annotated[str, recompute_option(help="Activation checkpointing.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
 FSDPShards = Annotated[
     int | None, run_option("--fsdp-shards", min=2, help="HSDP: shard in groups of so many replicas. \\[default: all]")

@@ -48,7 +48,7 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
     if plan.recompute != "none":
         arguments |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
         if plan.recompute != "always":
-            omitted.append("Activation checkpointing is on for all stages: Megatron-LM has no setting for each stage.")
+            omitted.append("Activation checkpointing is on for all blocks: Megatron-LM has no setting for each stage.")
     if plan.shard:
         if mesh.pipeline > 1 or mesh.tensor > 1:
             arguments["data-parallel-sharding-strategy"] = "optim_grads_params"

@@ -72,7 +72,7 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
     if plan.compile != "none":
         omitted.append("Set [compile] enable = true: torchtitan compiles each transformer block.")
     if isinstance(plan.recompute, tuple) or plan.recompute == "except-last":
-        omitted.append("Activation checkpointing is on for all stages: torchtitan has no setting for each stage.")
+        omitted.append("Activation checkpointing is on for all blocks: torchtitan has no setting for each stage.")
     optimizer: dict[str, object] = {"lr": plan.optimizer.learning_rate, "weight_decay": plan.optimizer.weight_decay}
     if plan.optimizer.name == "sgd":
         omitted.append("The optimizer is AdamW: torchtitan has no SGD.")

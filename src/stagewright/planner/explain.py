@@ -177,7 +177,7 @@ def _stage_as_measured(costs: PlanCosts, index: int, seconds: Mapping[str, float
     elif "backward" in seconds or any(half is not None for half in halves):
         # The first stage runs all of it in the second half, a recomputed stage in the first.
         whole = seconds.get("backward", sum(half or 0.0 for half in halves))
-        recompute = forward if costs.recomputes(index) else 0.0
+        recompute = forward * stage.recomputation.forward_share if costs.recomputes(index) else 0.0
         rest = max(0.0, whole - recompute - loss - stage.accumulate_s)
         share = stage.backward_input_s / max(1e-12, stage.backward_input_s + stage.backward_weight_s)
         changed |= {"backward_input_s": share * rest, "backward_weight_s": (1 - share) * rest}

@@ -23,7 +23,7 @@ from stagewright.simulator.costs.plan_costs import plan_costs
 from stagewright.simulator.memory import worker_memory
 from stagewright.simulator.step_times import pipeline_times
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block
+from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, recomputes_stages
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
@@ -86,7 +86,7 @@ def peak_bytes(plan: Plan, measured: ModelCosts) -> int:
     topology = Topology(mesh=plan.mesh, cluster=Cluster(devices=(group,)))
     profile = measured.profile
     if not plan.cuts and plan.num_stages > 1:
-        conditions = Conditions(num_microbatches=plan.microbatches, recompute=plan.recompute != "none")
+        conditions = Conditions(num_microbatches=plan.microbatches, recompute=recomputes_stages(plan))
         plan = replace(plan, cuts=split_by(profile, plan.num_stages, plan.split, conditions).cut_names)
     costs = plan_costs(
         plan,

@@ -21,7 +21,12 @@ from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
+from stagewright.spec.activation_checkpointing import (
+    block_ends,
+    checkpoint_by_block,
+    checkpoints_by_block,
+    recomputes_stages,
+)
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
 from stagewright.spec.unequal_devices import replica_sizes
@@ -122,7 +127,7 @@ def choose_cuts(plan: Plan, measured: ModelCosts, topology: Topology) -> tuple[s
     speeds = topology.speeds()
     conditions = Conditions(
         num_microbatches=plan.microbatches,
-        recompute=plan.recompute != "none",
+        recompute=recomputes_stages(plan),
         speeds=[speeds[worker] for worker in workers] if plan.split in ("optimal", "time") else None,
     )
     return split_by(measured.profile, plan.num_stages, plan.split, conditions).cut_names

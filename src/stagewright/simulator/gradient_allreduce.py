@@ -261,5 +261,5 @@ def _backward_share(costs: PlanCosts, index: int) -> float:
     """Return the fraction of a backward action that is not recomputation."""
     stage = costs.stages[index]
     backward = stage.backward_input_s + stage.backward_weight_s
-    recompute = stage.forward_s if costs.recomputes(index) and costs.plan.recompute != "except-last" else 0.0
+    recompute = stage.recompute_s if costs.recomputes(index) and costs.plan.recompute != "except-last" else 0.0
     return backward / (backward + recompute) if backward + recompute > 0 else 1.0

@@ -198,6 +198,10 @@ def _training_changes(
         gathered = rows.gather_rise(index)
         for change in (gathered, -gathered):
             events.add(is_gathered & (gathered != 0), rows.start + 0.25 * duration, rest=change)
+    # Units are recomputed one at a time, as later ones are freed; the first backward also allocates gradients.
+    unit_rise, gradient_rise = rows.unit_rises(allocates)
+    for sign in (1, -1):
+        events.add(unit_rise + gradient_rise > 0, rows.start + 0.5 * duration, sign * unit_rise, sign * gradient_rise)
     events.add(rows.forward, rows.end, rows.saved + np.where(rows.microbatch == 0, rows.batch, 0))
     events.add((rows.kind == BACKWARD_INPUT) & ~rows.ends & (rows.pending > 0), rows.end, rows.pending)
     # Recomputation restores the activations of this micro-batch. The loss backward has freed its activations by then.
@@ -306,11 +310,15 @@ class _ActionRows:
         # The first stage's inputs are views of the whole batch.
         self.batch = np.where(self.index == 0, costs.batch_input_bytes, 0)
         inputs, saved = self.of_stage("input_bytes"), self.of_stage("saved_bytes")
-        self.saved = self._of_microbatch(np.where(recomputes, inputs, saved) + loss)
+        held = np.array([stage.recomputation.held_bytes for stage in self._stages], dtype=np.int64)[self._position]
+        self.saved = self._of_microbatch(np.where(recomputes, held, saved) + loss)
         self.saved -= np.where(self.batch > 0, self._of_microbatch(inputs), 0)
         # Output gradients kept between the halves of a split backward for the weight gradients.
         self.pending = self._of_microbatch(saved, costs.model_overheads.split_held_share)
-        self.recomputed = np.where(recomputes & self.ends, self._of_microbatch(self.of_stage("recompute_bytes")), 0)
+        recomputed = self._of_microbatch(self.of_stage("recompute_bytes"))
+        is_whole = recomputes & self.ends & (not costs.plan.recomputed_units)
+        self.recomputed = np.where(is_whole, recomputed, 0)
+        self._by_unit = recomputes & self.ends & ~is_whole
 
     def of_stage(self, name: str) -> Integers:
         """Return a field of each action's stage."""
@@ -322,6 +330,14 @@ class _ActionRows:
         values = [stage.gather_rise_bytes[index] for stage in self._stages]
         rises: Integers = np.array(values, dtype=np.int64)[self._position]
         return rises
+
+    def unit_rises(self, allocates: npt.NDArray[np.bool_]) -> tuple[Integers, Integers]:
+        """Return the rise of each action while units are recomputed: activations, and gradients on top of them."""
+        values = [(stage.recomputation.rise_bytes, stage.recomputation.first_rise_bytes) for stage in self._stages]
+        later, first = np.array(values, dtype=np.int64)[self._position].T
+        activations = np.where(self._by_unit, self._of_microbatch(later), 0)
+        gradients = np.where(self._by_unit & allocates, self._of_microbatch(first) - activations, 0)
+        return activations, gradients
 
     def _of_microbatch(self, num_bytes: Integers, factor: float = 1.0) -> Integers:
         """Scale bytes of a micro-batch of the profiled size to each action's micro-batch."""

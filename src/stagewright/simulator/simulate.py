@@ -134,7 +134,7 @@ def _min_limit(*limits: int | None) -> int | None:
 
 def _recompute_s(costs: PlanCosts, worker: int) -> float:
     return sum(
-        stage.forward_s * sum(costs.recomputed_shares)
+        stage.recompute_s * sum(costs.recomputed_shares)
         for index, stage in enumerate(costs.stages)
         if stage.worker == worker and costs.recomputes(index)
     )

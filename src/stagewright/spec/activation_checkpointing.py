@@ -1,6 +1,10 @@
-"""Block-wise activation checkpointing without a pipeline.
+"""What a plan recomputes: whole stages, or units by name.
 
-The engine checkpoints whole stages. A worker that holds the whole model therefore treats each block as one stage:
+recompute = "always"              each stage saves its inputs; backward recomputes the stage
+recompute = [true, false]         one flag for each stage
+recompute = ["layers.0", …]       each named unit saves its inputs and is recomputed alone; the others save everything
+
+A worker that holds the whole model and recomputes it treats each block as one stage:
 
 one stage:             saves the model's inputs; backward recomputes all activations at once
 one stage per block:   saves each block's inputs; backward recomputes one block at a time
@@ -12,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from stagewright.errors import UnknownName, UsageError
 from stagewright.spec.plan import Plan
 
 
@@ -22,6 +27,44 @@ class _InBlock(Protocol):
     def name(self) -> str: ...
     @property
     def block(self) -> str | None: ...
+
+
+def check_recompute(plan: Plan) -> None:
+    """Raise UsageError unless a list of the plan has one flag for each stage, or names units once."""
+    entries = plan.recompute
+    if isinstance(entries, str):
+        return
+    names = plan.recomputed_units
+    if names and len(names) < len(entries):
+        raise UsageError(
+            f"recompute names the unit {names[0]!r} and has flags: give one flag for each stage, or only names of units"
+        )
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"recompute names the unit {repeated!r} twice: name each unit once")
+    if not names and len(entries) != plan.num_stages:
+        raise UsageError(
+            f"recompute has {len(entries)} flags for {plan.num_stages} stages: give one for each stage, "
+            'names of units, or "none", "always" or "except-last"'
+        )
+
+
+def check_recomputed_units(plan: Plan, known: Iterable[str]) -> None:
+    """Raise UnknownName unless the model has the units that the plan recomputes."""
+    known = list(known)
+    if missing := next((name for name in plan.recomputed_units if name not in known), None):
+        raise UnknownName("recomputed unit", missing, known)
+
+
+def recomputes_stages(plan: Plan) -> bool:
+    """Whether any stage of a plan may be recomputed as a whole."""
+    return plan.recompute != "none" and not plan.recomputed_units
+
+
+def describe_recompute(plan: Plan) -> str:
+    """Return `recompute` in a word for tables: a mode, flags, or the number of units."""
+    if names := plan.recomputed_units:
+        return f"{len(names)} unit{'s' if len(names) > 1 else ''}"
+    return str(plan.recompute)
 
 
 def block_ends(units: Iterable[_InBlock]) -> list[str]:

@@ -81,7 +81,7 @@ _PLAN: dict[str, Reader] = {
     "units": text,
     "placement": choice("auto", *PLACEMENTS),
     "stages": integer,
-    "recompute": either(choice(*RECOMPUTES), list_of(flag)),
+    "recompute": either(choice(*RECOMPUTES), list_of(either(text, flag))),
     "shard": flag,
     "fsdp_shards": integer,
     "fsdp_gather": choice(*FSDP_GATHERS),

@@ -17,6 +17,7 @@ from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
+from stagewright.spec.activation_checkpointing import check_recompute
 from stagewright.spec.cuda_graphs import check_cuda_graphs
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
@@ -199,11 +200,7 @@ def _check_stages(plan: Plan) -> None:
             f"{num_stages} stages can't keep {num_workers} workers busy: use at least {num_workers} stages, "
             f"or pipeline = {num_stages}"
         )
-    if isinstance(plan.recompute, tuple) and len(plan.recompute) != num_stages:
-        raise UsageError(
-            f"recompute has {len(plan.recompute)} flags for {num_stages} stages: give one for each stage, "
-            'or "none", "always" or "except-last"'
-        )
+    check_recompute(plan)
 
 
 def _check_schedule(plan: Plan) -> None:

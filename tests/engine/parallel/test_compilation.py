@@ -23,6 +23,7 @@ PLAN = Plan(model=ModelSpec(name="digits-vit"), batch=8, steps=1, warmup=0)
         ("serial", {"compile": "stages"}, "stages", 1),
         ("pipeline=2", {"compile": "stages", "microbatches": 4, "schedule": "zbv"}, "stages", 4),
         ("pipeline=2", {"compile": "stages", "microbatches": 2, "recompute": "always"}, "stages", 2),
+        ("serial", {"compile": "stages", "recompute": ("vit.layers.0", "vit.layers.2")}, "units", 4),
         ("data=2", {"compile": "stages", "shard": True}, "units", 8),
         ("tensor=2", {"compile": "units"}, "units", None),
     ],

@@ -103,7 +103,7 @@ def described(plan: Plan) -> tuple[Any, ...]:
 def quick_search(
     source: MadeSource, cluster: Cluster, base: Plan | None = None, **options: Any
 ) -> searching.SearchResult:
-    return search(base or plan_of(batch=BATCH), source, cluster, FAST, **options)
+    return search(base or plan_of(batch=BATCH), source, cluster, FAST, **{"by_unit": False, **options})
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -103,7 +103,7 @@ def compare(
         split=policy,
         cuts=opt.unit_names(cut),
         units=units,
-        recompute=recompute,
+        recompute=opt.parse_recompute(recompute),
         shard=shard,
         fsdp_shards=fsdp_shards,
         fsdp_gather=fsdp_gather,

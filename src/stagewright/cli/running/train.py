@@ -15,7 +15,7 @@ from stagewright.engine.launch.fork_server import start_fork_server
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.optimizers import OPTIMIZERS
-from stagewright.spec.plan_rules import BATCH_NORMS, FSDP_GATHERS, LR_SCHEDULES, RECOMPUTES
+from stagewright.spec.plan_rules import BATCH_NORMS, FSDP_GATHERS, LR_SCHEDULES
 from stagewright.user_code import check_module
 from stagewright.zoo import tasks
 from stagewright.zoo.validation import check_name
@@ -40,9 +40,7 @@ class PlanOptions:
         opt.choice("schedule", SCHEDULES, opt.run_option, metavar="NAME", help=f"{opt.SCHEDULE_HELP} \\[1f1b]"),
     ] = None
     cut: opt.Cut = None
-    recompute: Annotated[
-        str | None, opt.choice("recompute mode", RECOMPUTES, opt.run_option, help="Activation checkpointing. \\[none]")
-    ] = None
+    recompute: Annotated[str | None, opt.recompute_option(help="Activation checkpointing. \\[none]")] = None
     codec: Annotated[
         str | None, opt.run_option(metavar="NAME", help="Codec of a pipeline's links; a name, auto, or module:Class.")
     ] = None
@@ -107,6 +105,7 @@ class PlanOptions:
             "vocab_parallel": self.vocab_parallel or None,
             "sequence_parallel": self.sequence_parallel or None,
             "speeds": opt.parse_speeds(self.speeds) or None,
+            "recompute": None if self.recompute is None else opt.parse_recompute(self.recompute),
         }
 
 

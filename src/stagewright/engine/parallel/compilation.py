@@ -5,6 +5,7 @@
                             with replicas: gradients of a unit are all-reduced, or its parameters all-gathered, while
                               other units compute
                             with a tensor axis: units contain collectives
+                            if units are recomputed one by one: each is a graph of its own
                             if units draw random numbers: each unit has its own random key
 
 What communicates or keeps Python state inside a unit (tensor-parallel layers, divided experts, deferred batch norms)
@@ -38,6 +39,8 @@ def choose_compile_mode(plan: Plan, model: Model, graph: UnitGraph, device: torc
         return "units", "replicas communicate while other units compute"
     if plan.mesh.tensor > 1:
         return "units", "units contain tensor-parallel collectives"
+    if plan.training and plan.recomputed_units:
+        return "units", "units are recomputed one by one"
     if plan.training and _draws_random_numbers(model, graph, device):
         return "units", "each unit draws its own random numbers"
     return "stages", ""

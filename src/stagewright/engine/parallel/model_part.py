@@ -34,6 +34,7 @@ from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.hollow import copy_hollow
+from stagewright.spec.activation_checkpointing import check_recomputed_units
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
@@ -45,6 +46,7 @@ class ModelPart:
         self.plan, self.model, self.context = plan, model, context
         self.graph = graph or capture_for(plan, model)
         self.cuts = cut_indices(self.graph, plan.cuts)
+        check_recomputed_units(plan, (call.name for call in self.graph.calls))
         if len(self.cuts) + 1 != plan.num_stages:
             raise UsageError(
                 f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"

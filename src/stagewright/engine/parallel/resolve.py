@@ -26,7 +26,13 @@ from stagewright.partition.conditions import Conditions
 from stagewright.partition.registry import find_policy
 from stagewright.partition.split import split as split_by
 from stagewright.profiler.profile import Profile
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
+from stagewright.spec.activation_checkpointing import (
+    block_ends,
+    check_recomputed_units,
+    checkpoint_by_block,
+    checkpoints_by_block,
+    recomputes_stages,
+)
 from stagewright.spec.host_memory_check import check_host_memory, num_parts
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Compile, Plan
@@ -102,7 +108,9 @@ def check_cuts(plan: Plan) -> None:
     """Raise UsageError if the model lacks the units or cuts that the plan names; builds and captures the model."""
     model = plan.model.load(batch=_microbatch_size(plan), dtype=plan.dtype, hollow=True)
     model.module.train(plan.training)
-    cut_indices(capture_for(plan, model), plan.cuts)
+    graph = capture_for(plan, model)
+    cut_indices(graph, plan.cuts)
+    check_recomputed_units(plan, (call.name for call in graph.calls))
 
 
 def _agree_on_speeds(profile: Profile, context: WorkerContext) -> tuple[float, ...]:
@@ -167,7 +175,7 @@ def _choose_cuts(plan: Plan, profile: Profile) -> tuple[str, ...]:
     speeds = pipeline_speeds(plan)
     conditions = Conditions(
         num_microbatches=plan.microbatches,
-        recompute=plan.recompute != "none",
+        recompute=recomputes_stages(plan),
         speeds=tuple(speeds[worker] for worker in plan.stage_workers) if speeds else None,
     )
     return split_by(profile, plan.num_stages, plan.split, conditions).cut_names

@@ -18,6 +18,7 @@ from stagewright import structure
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.random_key import is_keyed, key_stage
 from stagewright.engine.pipeline.links import Links
+from stagewright.engine.pipeline.unit_checkpointing import checkpoint_variant
 from stagewright.errors import CaptureError, UsageError
 from stagewright.graph.capture import capture
 from stagewright.graph.stage import Stage
@@ -108,6 +109,7 @@ class ShapeVariants:
             return
         all_stages = graph.stages(self._cuts)
         for index, stage in self._stages.items():
+            checkpoint_variant(stage, all_stages[index])
             if is_keyed(stage):
                 key_stage(all_stages[index])
             stage.add_variant(all_stages[index])

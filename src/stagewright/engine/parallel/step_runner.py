@@ -19,14 +19,7 @@ from torch import nn
 
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.precision import autocast_of
-from stagewright.engine.batch.random_key import (
-    RandomKey,
-    device_generators,
-    key_stage,
-    make_key,
-    preserve_generators,
-    set_key,
-)
+from stagewright.engine.batch.random_key import RandomKey, device_generators, make_key, preserve_generators, set_key
 from stagewright.engine.batch.splitter import BatchSplitter, ReplicaShare, move_microbatch
 from stagewright.engine.data.data_parallel import DataParallelReplica
 from stagewright.engine.data.fsdp_step import StepFSDPReplica
@@ -44,11 +37,13 @@ from stagewright.engine.pipeline.cuda_graphs import GradientSums, GraphedForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
 from stagewright.engine.pipeline.links import Links
+from stagewright.engine.pipeline.unit_checkpointing import checkpoint_units
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.schedules.action_order import Action, Kind
+from stagewright.spec.activation_checkpointing import recomputes_stages
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
@@ -243,12 +238,16 @@ class TrainingHooks(ActivityHooks):
         axis = runner.sync.data_axis
         self._gathered = axis if isinstance(axis, StepFSDPReplica) else None
         self.forwards: dict[int, StageForward] = {}
+        # Recomputed units that communicate must end alike on all workers, and as forecasts count them.
+        is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
         for index, stage in runner.part.stages.items():
-            key_stage(stage)
-            if runner.plan.recompute != "none":
+            checkpoint_units(
+                stage, runner.plan.recomputed_units, recompute_context=runner.memory.forward, early_stop=is_alone
+            )
+            if recomputes_stages(runner.plan):
                 self.forwards[index] = CheckpointedForward(
                     stage,
-                    policy=runner.plan.recompute,
+                    policy=runner.plan.recompute,  # type: ignore[arg-type]
                     index=index,
                     num_microbatches=runner.plan.microbatches,
                     recompute_context=runner.memory.forward,

@@ -5,6 +5,7 @@
                                            except-last   the stage's inputs; everything of the last micro-batch,
                                                          whose backward follows at once under GPipe
                                            per stage     one yes or no for each stage
+                                           per unit      see ``unit_checkpointing``
 
 The recomputed forward must equal the first. It draws the same random numbers (from its random key if one is set, else
 from the saved generator states), updates no running statistics, leaves its inputs unchanged and runs under the same
@@ -21,14 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from stagewright.engine.batch.batch_norm import find_tracked_norms, freeze_statistics
-from stagewright.engine.batch.random_key import RandomKey, current_key, is_keyed, use_key
+from stagewright.engine.batch.random_key import RandomKey, current_key, is_keyed, reseed, use_key
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
@@ -77,7 +79,7 @@ class CheckpointedForward:
         self.norms = find_tracked_norms(stage)
         self.will_recompute = False
         """Whether backward recomputes the last micro-batch."""
-        self._buffers = _ChangingBuffers(stage)
+        self._buffers = ChangingBuffers(stage)
         self._mutated = find_mutated_inputs(stage)
         self._marker: Any = None
         self._plain_forward: Callable[..., tuple[Any, ...]] = stage if wrapper is None else stage.forward
@@ -105,7 +107,10 @@ class CheckpointedForward:
                 *inputs,
                 use_reentrant=False,
                 preserve_rng_state=key is None,
-                context_fn=lambda: (nullcontext(), _RecomputeContext(self, key, copies)),
+                context_fn=lambda: (
+                    nullcontext(),
+                    RecomputeContext(self.norms, copies, key=key, inner=self.recompute_context),
+                ),
             )
         self._buffers.learn(versions, copies)
         if self._is_fsdp:
@@ -132,21 +137,32 @@ class _Marker(torch.autograd.Function):
         return number.clone()
 
 
-class _RecomputeContext:
+class RecomputeContext:
     """The context of a recomputed forward; entered once per recomputation."""
 
-    def __init__(self, forward: CheckpointedForward, key: RandomKey | None, buffers: _BufferCopies) -> None:
-        self._forward, self._key, self._buffers = forward, key, buffers
+    def __init__(
+        self,
+        norms: Sequence[Any],
+        buffers: BufferCopies,
+        *,
+        key: RandomKey | None,
+        inner: Callable[[], AbstractContextManager[Any]],
+        call: int | None = None,
+    ) -> None:
+        """``call``: the random number of the recomputed unit call; None if the forward reseeds by itself."""
+        self._norms, self._buffers, self._key, self._inner, self._call = norms, buffers, key, inner, call
         self._stack = ExitStack()
         self._start: Any = 0.0
 
     def __enter__(self) -> None:
         with ExitStack() as stack:
-            stack.enter_context(freeze_statistics(self._forward.norms))
+            stack.enter_context(freeze_statistics(self._norms))
             stack.enter_context(_restore_temporarily(self._buffers))
             if self._key is not None:
                 stack.enter_context(use_key(self._key))
-            stack.enter_context(self._forward.recompute_context())  # last: it tracks what the recomputation saves
+                if self._call is not None:
+                    reseed(self._call)
+            stack.enter_context(self._inner())  # last: it tracks what the recomputation saves
             self._stack = stack.pop_all()
         self._start = recorder.now()
 
@@ -155,16 +171,16 @@ class _RecomputeContext:
         self._stack.__exit__(*exception)
 
 
-_BufferCopies: TypeAlias = dict[tuple[nn.Module, str], torch.Tensor]
+BufferCopies: TypeAlias = dict[tuple[nn.Module, str], torch.Tensor]
 """Buffers as they were before a forward, by module and name."""
 
 
-class _ChangingBuffers:
-    """The buffers of a stage that its forwards change, except batch norm running statistics."""
+class ChangingBuffers:
+    """The buffers of a stage or unit that its forwards change, except batch norm running statistics."""
 
-    def __init__(self, stage: nn.Module) -> None:
-        norms = set(find_tracked_norms(stage))
-        modules = [module for module in stage.modules() if module not in norms]
+    def __init__(self, owner: nn.Module) -> None:
+        norms = set(find_tracked_norms(owner))
+        modules = [module for module in owner.modules() if module not in norms]
         self._all = [
             (module, name) for module in modules for name, value in module._buffers.items() if value is not None
         ]
@@ -176,12 +192,12 @@ class _ChangingBuffers:
         values = [module._buffers[name] for module, name in self._all]
         return [(value, -1 if value is None else value._version) for value in values]
 
-    def copy(self) -> _BufferCopies:
+    def copy(self) -> BufferCopies:
         """Copy the buffers that may change."""
         values = {key: key[0]._buffers[key[1]] for key in self._all if key in self._changing}
         return {key: value.clone() for key, value in values.items() if value is not None}
 
-    def learn(self, before: list[tuple[torch.Tensor | None, int]], copies: _BufferCopies) -> None:
+    def learn(self, before: list[tuple[torch.Tensor | None, int]], copies: BufferCopies) -> None:
         """Drop the copies of buffers that the forward did not change, and remember which it changed."""
         triples = zip(self._all, before, self.versions(), strict=True)
         changed = {key for key, old, new in triples if new[0] is not old[0] or new[1] != old[1]}
@@ -192,7 +208,7 @@ class _ChangingBuffers:
 
 
 @contextmanager
-def _restore_temporarily(buffers: _BufferCopies) -> Iterator[None]:
+def _restore_temporarily(buffers: BufferCopies) -> Iterator[None]:
     """Give modules these buffers inside the block; what is written to them is dropped."""
     current = {(module, name): module._buffers[name] for module, name in buffers}
     try:
@@ -205,20 +221,34 @@ def _restore_temporarily(buffers: _BufferCopies) -> Iterator[None]:
 
 
 def find_mutated_inputs(stage: Stage) -> tuple[bool, ...]:
-    """Return for each input whether the stage changes it in place, directly or through a view.
+    """Return for each input whether the stage changes it in place, directly or through a view."""
+    writes = find_writes(stage.graph)
+    return tuple(node.name in writes.last for node in stage.graph.nodes if node.op == "placeholder")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writes:
+    """In-place changes of a stage's values."""
+
+    storage: dict[str, str]
+    """Maps a value to the first one with the same memory."""
+    last: dict[str, int]
+    """Maps such a first value to the position of the last node that changes its memory."""
+
+
+def find_writes(graph: fx.Graph) -> Writes:
+    """Find the values of a stage that it changes in place, directly or through a view.
 
     Capture annotates nodes of the whole model's graph; a stage's nodes have the same names.
     """
-    storage: dict[str, str] = {}  # node -> the input whose storage it shares
-    mutated: set[str] = set()
-    for node in stage.graph.nodes:
-        if node.op == "placeholder":
-            storage[node.name] = node.name
-            continue
-        mutated.update(storage[target.name] for target in node.meta.get("mutates", ()) if target.name in storage)
+    storage: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for position, node in enumerate(graph.nodes):
+        for target in node.meta.get("mutates", ()):
+            if target.name in storage:
+                last[storage[target.name]] = position
         source = node.meta.get("alias_of")
         if source is None and node.op == "call_function" and getattr(node.target, "is_view", True):
             source = next(iter(node.all_input_nodes), None)  # a view, or a function of capture that passes a value on
-        if source is not None and source.name in storage:
-            storage[node.name] = storage[source.name]
-    return tuple(node.name in mutated for node in stage.graph.nodes if node.op == "placeholder")
+        storage[node.name] = node.name if source is None else storage.get(source.name, node.name)
+    return Writes(storage=storage, last=last)

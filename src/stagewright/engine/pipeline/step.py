@@ -25,6 +25,7 @@ from stagewright.engine.pipeline.cuda_graphs import GraphedForward
 from stagewright.engine.pipeline.links import TensorShape
 from stagewright.engine.pipeline.transfers import ReceivePlan, Transfer
 from stagewright.engine.pipeline.transport import AHEAD, AHEAD_IN_SCHEDULES, Receiver, Sender
+from stagewright.engine.pipeline.unit_checkpointing import has_checkpointed_units
 from stagewright.engine.tensor.divided_logits import gather_logits
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
@@ -162,8 +163,8 @@ class PipelineStep:
         with self.config.autocast():
             outputs = self.worker.stages[stage](*inputs) if forward is None else forward(tuple(inputs), number)
         recorder.add("forward", start)
-        state = BackwardState(leaves, [])
-        state.is_recomputed = isinstance(forward, CheckpointedForward) and forward.will_recompute
+        state = BackwardState(leaves, [], is_recomputed=has_checkpointed_units(self.worker.stages[stage]))
+        state.is_recomputed |= isinstance(forward, CheckpointedForward) and forward.will_recompute
         state.replayed = forward.replayed if isinstance(forward, GraphedForward) else None
         if stage == self.last_stage:
             self._compute_loss(action, outputs, state)

@@ -99,7 +99,7 @@ def parameter_overflow(plan: Plan, topology: Topology, parameter_bytes: int) -> 
     """Return what parameters, gradients and optimizer states need on some worker for any cuts, if it does not fit."""
     limits = [_limit(plan, size) for size in topology.memory_limits()]
     known = [limit for limit in limits if limit is not None]
-    needed = parameter_bytes * (_held_per_parameter(plan) + _unsharded_gradients(plan)) / plan.mesh.pipeline
+    needed = parameter_bytes * (held_per_parameter(plan) + unsharded_gradients(plan)) / plan.mesh.pipeline
     return None if len(known) < len(limits) else _format_overflow(needed, max(known))
 
 
@@ -119,12 +119,12 @@ def memory_overflow(costs: PlanCosts) -> str | None:
         activations = 0.0
         for index, stage in enumerate(costs.stages):
             if stage.worker == worker:
-                saved = stage.input_bytes if costs.recomputes(index) else stage.saved_bytes
+                saved = stage.recomputation.held_bytes if costs.recomputes(index) else stage.saved_bytes
                 parameters += stage.parameter_bytes
                 activations += held * saved * min(costs.shares) if plan.training else 0
         # Activations are freed by the time all gradients exist.
-        needed = parameters * _held_per_parameter(plan)
-        needed += max(activations, parameters * _unsharded_gradients(plan))
+        needed = parameters * held_per_parameter(plan)
+        needed += max(activations, parameters * unsharded_gradients(plan))
         if needed > limit:
             return _format_overflow(needed, limit)
     return None
@@ -134,7 +134,7 @@ def _limit(plan: Plan, device_bytes: int | None) -> int | None:
     return min((limit for limit in (device_bytes, plan.memory_bytes) if limit is not None), default=None)
 
 
-def _unsharded_gradients(plan: Plan) -> int:
+def unsharded_gradients(plan: Plan) -> int:
     """Return 1 if gradients count in full; sharded ones are left out, since their shards are rounded."""
     if plan.gathers_once:  # a stage is freed and its gradients are sharded when it is done
         return int(plan.num_stages == plan.mesh.pipeline)
@@ -142,7 +142,7 @@ def _unsharded_gradients(plan: Plan) -> int:
     return int(plan.training and not is_sharded)
 
 
-def _held_per_parameter(plan: Plan) -> float:
+def held_per_parameter(plan: Plan) -> float:
     """Return the parameters and optimizer states that a worker holds, as a multiple of its parameters."""
     states = num_optimizer_states(plan)
     if plan.shard:

@@ -20,7 +20,12 @@ from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, checkpoints_by_block
+from stagewright.spec.activation_checkpointing import (
+    block_ends,
+    checkpoint_by_block,
+    checkpoints_by_block,
+    recomputes_stages,
+)
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.unequal_devices import Speeds, replica_sizes
 
@@ -35,6 +40,8 @@ class CandidateBuilder:
         self.serial_s = serial_s
         self.unfit: dict[str, str] = {}  # strategy → why its first plan does not fit
         self.num_unfit = 0
+        self.overflowing: list[Candidate] = []
+        """Candidates whose activations do not fit."""
         self._topologies: dict[tuple[Mesh, Speeds], Topology] = {}
         self._parameters: dict[int, tuple[int, int]] = {}  # all parameters and those of experts, by tensor size
         self._latest: tuple[Plan, PlanCosts] | None = None
@@ -59,10 +66,12 @@ class CandidateBuilder:
             plan = checkpoint_by_block(plan, block_ends(self.source.model(max(sizes), plan.mesh.tensor).profile.units))
         costs = self._shared_costs(plan, topology, sizes, link_codec)
         overflow = memory_overflow(costs)
+        candidate = Candidate(plan=plan, costs=costs, bound_s=lower_bound_s(costs), codec=codec)
         if overflow is not None:
             self._note_unfit(plan, overflow)
+            self.overflowing.append(candidate)
             return None
-        return Candidate(plan=plan, costs=costs, bound_s=lower_bound_s(costs), codec=codec)
+        return candidate
 
     def _note_unfit(self, plan: Plan, overflow: str) -> None:
         self.unfit.setdefault(plan.mesh.strategy, f"does not fit: {overflow}")
@@ -118,7 +127,7 @@ class CandidateBuilder:
             return ()
         speeds = topology.speeds()
         stage_speeds = tuple(speeds[worker] for worker in plan.stage_workers)
-        key = plan.num_stages, plan.mesh.tensor, plan.recompute != "none", stage_speeds
+        key = plan.num_stages, plan.mesh.tensor, recomputes_stages(plan), stage_speeds
         if key not in self._cuts:
             profile = self.source.model(size, plan.mesh.tensor).profile
             conditions = Conditions(speeds=stage_speeds, recompute=key[2])

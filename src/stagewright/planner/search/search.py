@@ -2,6 +2,7 @@
 
     all plans ─► rules ─► lower bound of the step ─► in that order: exact forecast, memory
                           stop when the next bound exceeds the worst of the best ten
+    do not fit ─────────► cuts and recomputed units solved together, by unit
     with codecs ────────► the same, until the next bound exceeds the best plan without one
 
 The single-device baseline and data parallelism are always simulated for comparison. Costs of micro-batch sizes that
@@ -22,6 +23,7 @@ from stagewright.planner.baseline import baseline_plan, fastest_baseline, microb
 from stagewright.planner.costs.measure import plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource
 from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s
+from stagewright.planner.search.by_unit import can_recompute_units, recompute_units
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
 from stagewright.planner.search.result import (
@@ -40,6 +42,7 @@ from stagewright.spec.plan_rules import check_plan
 
 _MAX_EXACT = 1000
 _MIN_RANKED = 10
+_MAX_BY_UNIT = 64
 
 
 def search(
@@ -51,6 +54,7 @@ def search(
     top: int = 10,
     schedules: Sequence[str] = tuple(SCHEDULES),
     recomputes: Sequence[str] = ("none", "always"),
+    by_unit: bool = True,
     shards: Sequence[bool] = (False, True),
     zeros: Sequence[int] = (0,),
     codecs: Mapping[str, LinkCodec] | None = None,
@@ -63,8 +67,9 @@ def search(
 ) -> SearchResult:
     """Find the best plans for a model and a batch on a cluster; measure the sizes of the first `num_measured`.
 
-    ``codecs`` are ranked like every other choice. Of the ``extra_codecs`` only the best plan is reported, apart from
-    the ranking.
+    ``by_unit``: also recompute units by name where plans do not fit, if plans with and without recomputation are
+    searched. ``codecs`` are ranked like every other choice. Of the ``extra_codecs`` only the best plan is reported,
+    apart from the ranking.
     """
     begin = time.perf_counter()
     overheads = overheads or EngineOverheads()
@@ -91,6 +96,8 @@ def search(
     if progress is not None:
         progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begin:.1f} s …")
     min_s = _rank(builder, candidates, result, max(top, _MIN_RANKED))
+    if by_unit and {"none", "always"} <= set(recomputes):
+        _rank_by_unit(builder, link_codecs, result, max(top, _MIN_RANKED), min_s)
     _measure_best(builder, result, num_measured)
     result.with_codec = _best_with_codec(builder, candidates, result.best, extra_codecs or {})
     del result.best[top:]
@@ -123,12 +130,34 @@ def _rank(
             if not ranked.forecast.fits:
                 result.num_unfit += 1
                 builder.unfit.setdefault(strategy, f"does not fit: {memory_needed(ranked.forecast)}")
+                builder.overflowing.append(candidate)
                 continue
             result.best.append(ranked)
             result.best.sort(key=lambda plan: plan.forecast.step_s)
             del result.best[max_ranked:]
         min_s[strategy] = min(seconds, min_s.get(strategy, math.inf))
     return min_s
+
+
+def _rank_by_unit(
+    builder: CandidateBuilder,
+    codecs: Mapping[str, LinkCodec],
+    result: SearchResult,
+    max_ranked: int,
+    min_s: dict[str, float],
+) -> None:
+    """Choose recomputed units for plans that do not fit without, as long as one can be among the best."""
+    candidates = [candidate for candidate in builder.overflowing if can_recompute_units(candidate.plan)]
+    candidates.sort(key=lambda candidate: candidate.bound_s)
+    for candidate in candidates[:_MAX_BY_UNIT]:
+        if len(result.best) >= max_ranked and candidate.bound_s >= result.best[-1].forecast.step_s:
+            break
+        ranked = recompute_units(builder, candidate.plan, candidate.codec, codecs.get(candidate.codec, NO_CODEC))
+        if ranked is None:
+            continue
+        result.best = sorted([*result.best, ranked], key=lambda plan: plan.forecast.step_s)[:max_ranked]
+        strategy = ranked.plan.mesh.strategy
+        min_s[strategy] = min(ranked.forecast.step_s, min_s.get(strategy, math.inf))
 
 
 def _measure_best(builder: CandidateBuilder, result: SearchResult, count: int) -> None:

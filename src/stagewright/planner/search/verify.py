@@ -18,6 +18,7 @@ from stagewright.machine.machine import default_devices, num_gpus
 from stagewright.planner.calibration.calibrate import load_calibration
 from stagewright.planner.search.result import RankedPlan
 from stagewright.simulator.forecast import Forecast
+from stagewright.spec.activation_checkpointing import describe_recompute
 
 NUM_VERIFIED = 3
 _TOLERANCE = 0.1
@@ -106,7 +107,7 @@ def verify(
                 mesh=str(plan.mesh),
                 microbatches=plan.microbatches,
                 schedule=plan.schedule,
-                recompute=str(plan.recompute),
+                recompute=describe_recompute(plan),
                 shard=plan.shard,
                 fsdp_shards=plan.fsdp_shards,
                 fsdp_gather=plan.fsdp_gather,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stagewright.planner.search.result import RankedPlan, SearchResult
 from stagewright.planner.search.verify import VerifiedPlan, VerifiedPlans
 from stagewright.quantity import format_bytes, format_s
+from stagewright.spec.activation_checkpointing import describe_recompute
 from stagewright.spec.plan import Plan
 from stagewright.spec.strategy import sharding_name
 from stagewright.table import Cell, Table, number_columns, text_columns
@@ -63,7 +64,7 @@ def _format_plan(ranked: RankedPlan, priced: bool) -> list[str]:
         _format_mesh(plan),
         str(plan.microbatches),
         plan.schedule if plan.mesh.pipeline > 1 else "–",
-        str(plan.recompute),
+        describe_recompute(plan),
         format_s(forecast.step_s),
         f"{forecast.samples_per_s:.4g}",
         f"{forecast.speedup:.2f} ×",

@@ -57,6 +57,13 @@ def action_times(
     forward, inputs, weights, tensor_forward, tensor_backward, gather, scatter, accumulate, experts = np.array(
         [[getattr(stage, name) for stage in stages] for name in _STAGE_TIMES]
     )
+    forward_again, tensor_again, expert_again = np.array(
+        [
+            (stage.recomputation.forward_share, stage.recomputation.tensor_share, stage.recomputation.expert_share)
+            for stage in stages
+        ]
+    ).T
+    repeated_s, repeated_tensor_s = forward_again * forward, tensor_again * tensor_forward + expert_again * experts
     tensor_forward, tensor_backward = tensor_forward + experts, tensor_backward + experts
     compute, tensor, fixed, accumulation = (np.zeros((2, len(stages), 4)) for _ in range(4))
     compute[..., FORWARD], tensor[..., FORWARD] = forward, tensor_forward
@@ -77,8 +84,8 @@ def action_times(
     accumulation[..., [BACKWARD, BACKWARD_WEIGHT]] = accumulate[:, None]
     # Recomputation runs in the backward; of a split one in the first half, which then does all of the backward.
     for kind, which in ((BACKWARD, slice(None)), (BACKWARD_INPUT, slice(1, None)), (BACKWARD_WEIGHT, slice(1))):
-        compute[1, which, kind] += forward[which]
-        tensor[1, which, kind] += tensor_forward[which]  # FSDP gathers parameters for the backward anyway
+        compute[1, which, kind] += repeated_s[which]
+        tensor[1, which, kind] += repeated_tensor_s[which]  # FSDP gathers parameters for the backward anyway
     compute[1, 1:, BACKWARD_INPUT] += weights[1:]
     accumulation[1, 1:, BACKWARD_INPUT] = accumulate[1:]
     compute[1, 1:, BACKWARD_WEIGHT] = accumulation[1, 1:, BACKWARD_WEIGHT] = 0.0

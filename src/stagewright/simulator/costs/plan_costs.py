@@ -23,12 +23,12 @@ from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.fsdp import copy_s, exposed_reduce_scatter_s
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
+from stagewright.simulator.costs.recomputation import saves_inputs
 from stagewright.simulator.costs.stage_costs import (
     SharedParameter,
     StageCostBuilder,
     StageCosts,
     follow_up_scale,
-    saves_inputs,
     shared_between_stages,
     time_scales,
 )
@@ -102,10 +102,8 @@ class PlanCosts:
 
     @property
     def recomputed(self) -> npt.NDArray[np.bool_]:
-        """Whether each stage uses activation checkpointing."""
-        recompute = self.plan.recompute
-        flags = recompute if isinstance(recompute, tuple) else [recompute != "none"] * len(self.stages)
-        return np.array(flags) & self.plan.training
+        """Whether each stage uses activation checkpointing, of all its units or some."""
+        return np.array([self.recomputes(index) for index in range(len(self.stages))])
 
     @property
     def copies_gradients(self) -> bool:
@@ -119,8 +117,9 @@ class PlanCosts:
         return own / max(1, sum(stage.buffer_bytes for stage in self.stages))
 
     def recomputes(self, stage: int) -> bool:
-        """Whether a stage uses activation checkpointing."""
-        return self.plan.training and self.plan.recomputes(stage)
+        """Whether a stage uses activation checkpointing, of all its units or some."""
+        is_by_unit = bool(self.plan.recomputed_units and self.stages[stage].recomputation.units)
+        return self.plan.training and (is_by_unit or self.plan.recomputes(stage))
 
     @property
     def recomputed_shares(self) -> tuple[float, ...]:
@@ -134,10 +133,13 @@ class PlanCosts:
             if stage.worker != worker:
                 continue
             forward, backward = sum(stage.tensor_forward_bytes), sum(stage.tensor_backward_bytes)
-            passes = sum(self.shares) + (sum(self.recomputed_shares) if self.recomputes(index) else 0)
-            reduced += passes * forward + sum(self.shares) * sum(stage.tensor_loss_bytes)
+            reduced += sum(self.shares) * (forward + sum(stage.tensor_loss_bytes))
             reduced += sum(self.shares) * backward if self.plan.training else 0
-            gathered += passes * (sum(stage.tensor_gathered_bytes) + sum(stage.sequence.forward_bytes))
+            gathered += sum(self.shares) * (sum(stage.tensor_gathered_bytes) + sum(stage.sequence.forward_bytes))
+            if self.recomputes(index):
+                again = stage.recomputation
+                reduced += sum(self.recomputed_shares) * sum(again.forward_bytes)
+                gathered += sum(self.recomputed_shares) * sum((*again.gathered_bytes, *again.sequence.forward_bytes))
             if self.plan.training:
                 gathered += sum(self.shares) * sum(stage.sequence.backward_bytes)
                 reduced += stage.sequence.partial_bytes
@@ -149,7 +151,9 @@ class PlanCosts:
         for index, stage in enumerate(self.stages):
             if stage.worker == worker:
                 passes = sum(self.shares) * (2 if self.plan.training else 1)
-                passes += sum(self.recomputed_shares) if self.recomputes(index) else 0
+                passes += (
+                    sum(self.recomputed_shares) * stage.recomputation.expert_share if self.recomputes(index) else 0
+                )
                 total += 2 * passes * stage.expert_row_bytes
         return int(total)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
 from stagewright.simulator.collective import all_gather_s, all_reduce_s, all_to_all_s
@@ -20,9 +20,17 @@ from stagewright.simulator.costs.fsdp import (
     separately_gathered_bytes,
 )
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
+from stagewright.simulator.costs.recomputation import (
+    StageRecomputation,
+    recompute_units,
+    recompute_whole,
+    saves_inputs,
+    unit_memory,
+)
 from stagewright.simulator.costs.tensor_traffic import StageSequenceTraffic, TensorTraffic, stage_sequence_traffic
 from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
 from stagewright.simulator.topology import Topology
+from stagewright.spec.activation_checkpointing import check_recomputed_units
 from stagewright.spec.plan import Plan
 
 
@@ -73,9 +81,12 @@ class StageCosts:
     input_bytes: int
     """The stage's inputs: all that activation checkpointing saves."""
     recompute_bytes: int
-    """Activations that recomputation adds to the inputs."""
+    """Activations that recomputation of the whole stage adds to the inputs."""
+    recomputation: StageRecomputation
+    """What recomputation repeats and holds, if the plan has any."""
     gradient_rise_bytes: int
-    """Peak of the first backward above its start, as gradients appear and activations are freed."""
+    """Peak of the first backward above its start, as gradients appear and activations are freed; 0 where recomputed
+    units have it in `recomputation`."""
     separate_bytes: int
     """With FSDP, parameters gathered unit by unit, twice per micro-batch."""
     gathered_bytes: int
@@ -86,6 +97,11 @@ class StageCosts:
     working_memory: StageWorkingMemory
     sent_bytes: int
     """Bytes sent to the next stage; in training the gradient has the same size. 0 for the last stage."""
+
+    @property
+    def recompute_s(self) -> float:
+        """Recomputation of one micro-batch, if the plan has any."""
+        return self.forward_s * self.recomputation.forward_share
 
     @property
     def compute_s(self) -> float:
@@ -117,6 +133,13 @@ def shared_between_stages(parameters: Sequence[Amount], bounds: Sequence[tuple[i
     return [parameter for parameter in shared if parameter.earlier != parameter.later]
 
 
+def recomputed_indices(plan: Plan, units: Sequence[UnitProfile]) -> frozenset[int]:
+    """Return the units that a plan recomputes one by one."""
+    names = [unit.name for unit in units]
+    check_recomputed_units(plan, names)
+    return frozenset(names.index(name) for name in plan.recomputed_units) if plan.training else frozenset()
+
+
 def time_scales(profile: Profile) -> tuple[float, float]:
     """Return the factors that make the units' forward and backward times sum to the whole model's.
 
@@ -138,11 +161,6 @@ def _scale(whole: Time, units_s: float) -> float:
     if not units_s or not whole.median_s:
         return 1.0
     return min(max(units_s, whole.median_s - whole.spread_s), whole.median_s + whole.spread_s) / units_s
-
-
-def saves_inputs(unit: UnitProfile, input_bytes: int) -> bool:
-    """Whether a unit's saved activations include its inputs, as with most layers."""
-    return unit.saved_bytes.total >= input_bytes
 
 
 class StageCostBuilder:
@@ -173,6 +191,7 @@ class StageCostBuilder:
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self._tensor_group, self._num_microbatches = tensor_group, num_microbatches
         self.experts = experts
+        self._chosen = recomputed_indices(plan, self.units)
         self._expert_group = topology.expert_group()
         # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one; so does FSDP that
         # gathers once per step.
@@ -205,6 +224,9 @@ class StageCostBuilder:
         # With recomputation, the loss backward is done before the stage's memory rises.
         loss_bytes = 0 if plan.recomputes(index) or last < len(self.units) - 1 else overheads.loss_kept_bytes
         separate = self._separate[first : last + 1]
+        recomputation = self._recomputation(first, last, existing_gradients, loss_bytes)
+        if not recomputation.units:
+            recomputation = recompute_whole(input_bytes, forward_bytes, gathered, sequence)
         return StageCosts(
             first=first,
             last=last,
@@ -212,8 +234,7 @@ class StageCostBuilder:
             forward_s=forward_s,
             backward_input_s=sum(unit.backward_input.median_s for unit in units) * backward_scale,
             backward_weight_s=sum(unit.backward_weight.median_s for unit in units) * backward_scale,
-            tensor_forward_s=sum(self._allreduce_s[size] for size in (*forward_bytes, *loss_sizes))
-            + sum(all_gather_s(self._tensor_group, size) for size in (*gathered, *sequence.forward_bytes)),
+            tensor_forward_s=self._tensor_forward_s(traffic),
             tensor_backward_s=sum(self._allreduce_s[size] for size in backward_bytes)
             + self._sequence_backward_s(sequence),
             tensor_forward_bytes=forward_bytes,
@@ -234,7 +255,10 @@ class StageCostBuilder:
             # A divided block saves its own shard of its input.
             recompute_bytes=saved_bytes
             - (input_bytes if saves_inputs(units[0], input_bytes) and not traffic[0].sequence.divided_bytes else 0),
-            gradient_rise_bytes=self._gradient_rise(first, last, existing_gradients, loss_bytes),
+            recomputation=recomputation,
+            gradient_rise_bytes=(
+                0 if recomputation.units else self._gradient_rise(first, last, existing_gradients, loss_bytes)
+            ),
             separate_bytes=sum(separate) if plan.shard else 0,
             gathered_bytes=parameter_bytes - sum(separate) if self._gathers_often else 0,
             gather_rise_bytes=(
@@ -243,6 +267,38 @@ class StageCostBuilder:
             working_memory=self._working_memory(index, first, last, max(gathered, default=0)),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
+
+    def _tensor_forward_s(self, traffic: Sequence[TensorTraffic]) -> float:
+        """Return the time of the tensor axis's collectives in the forward of consecutive units."""
+        reduced = [size for unit in traffic for size in (*unit.forward_bytes, *unit.loss_bytes)]
+        gathered = [size for unit in traffic for size in unit.gathered_bytes]
+        exchanged = (*gathered, *stage_sequence_traffic(traffic).forward_bytes)
+        return sum(self._allreduce_s[size] for size in reduced) + sum(
+            all_gather_s(self._tensor_group, size) for size in exchanged
+        )
+
+    def _recomputation(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> StageRecomputation:
+        """Return the recomputation of the stage's chosen units; without units if there are none."""
+        if not any(first <= index <= last for index in self._chosen):
+            return StageRecomputation(held_bytes=0)
+        gradients = [
+            int((self.units[index].parameter_bytes.added(first) - existing.get(index, 0)) * self._gradient_share)
+            for index in range(first, last + 1)
+        ]
+        found = recompute_units(
+            self.units,
+            first,
+            last,
+            self._chosen,
+            self.traffic,
+            self.experts,
+            self._tensor_forward_s,
+            gradients,
+            loss_bytes,
+        )
+        if not any(unit.forward_working_bytes for unit in self.units[first : last + 1]):
+            return found
+        return replace(found, rise_bytes=0, first_rise_bytes=0)  # working memory includes them
 
     def _sequence_backward_s(self, sequence: StageSequenceTraffic) -> float:
         """Return the time of the collectives of divided sequences in backward; gradients are summed once per step."""
@@ -280,19 +336,20 @@ class StageCostBuilder:
         A unit's full gradients take the place of its activations, unless they are accumulated and counted as such. A
         recomputed stage has all its units gathered when backward begins.
         """
-        units = self.units[first : last + 1]
+        units, memory = self.units[first : last + 1], unit_memory(self.units, first, last, self._chosen)
         if not self.plan.training or any(unit.forward_working_bytes for unit in units):
             return 0, 0
         separate, forward, backward, saved = self._separate[first : last + 1], 0, 0, 0
-        for unit, own in zip(units, separate, strict=True):
-            saved += 0 if recomputed else unit.saved_bytes.added(first)
+        for activations, own in zip(memory, separate, strict=True):
+            saved += 0 if recomputed else activations.held_bytes
             forward = max(forward, saved + own)
         freed, held = 0, sum(separate)
-        for unit, own in zip(reversed(units), reversed(separate), strict=True):
-            gathered, unit_saved = held if recomputed else own, unit.saved_bytes.added(first)
+        for activations, own in zip(reversed(memory), reversed(separate), strict=True):
+            gathered, again = held if recomputed else own, activations.recomputed_bytes
+            unit_saved = activations.held_bytes + again
             gradients = own - unit_saved if self._gradient_share < 1 else 0
-            backward = max(backward, gathered - freed + max(0, gradients))
-            freed, held = freed + unit_saved, held - own
+            backward = max(backward, gathered + again - freed + max(0, gradients))
+            freed, held = freed + unit_saved - again, held - own
         return forward, backward
 
     def _working_memory(self, index: int, first: int, last: int, whole_bytes: int) -> StageWorkingMemory:
@@ -302,6 +359,7 @@ class StageCostBuilder:
             last,
             self.model_overheads,
             recomputed=self.plan.recomputes(index),
+            by_unit=unit_memory(self.units, first, last, self._chosen) if self._chosen else None,
             training=self.plan.training,
             whole_bytes=whole_bytes,
             held_share=self._gradient_share,

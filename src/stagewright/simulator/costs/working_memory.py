@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from stagewright.profiler.profile import UnitProfile
 from stagewright.simulator.costs.overheads import ModelOverheads
+from stagewright.simulator.costs.recomputation import UnitMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +52,26 @@ def stage_working_memory(
     whole_bytes: int = 0,
     held_share: float = 1.0,
     gathered: Sequence[int] = (),
+    by_unit: Sequence[UnitMemory] | None = None,
 ) -> StageWorkingMemory:
     """Compute the working memory of the stage of units first … last.
 
     ``recomputed``: forward saves nothing inside the stage; backward starts when all of it is recomputed and the loss
     backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them.
     ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others. ``whole_bytes``: logits of a
-    divided vocabulary that are gathered after the last unit.
+    divided vocabulary that are gathered after the last unit. ``by_unit``: activations of each unit of the stage, if
+    some are recomputed one by one.
     """
     stage_units = units[first : last + 1]
     if not any(unit.forward_working_bytes for unit in stage_units):
         return NO_WORKING_MEMORY
     gathered_bytes = gathered or [0] * len(units)
     is_last = last == len(units) - 1
+    activations = by_unit or [UnitMemory(held_bytes=unit.saved_bytes.added(first)) for unit in stage_units]
     saved, forward = 0, 0
-    for index, unit in enumerate(stage_units, first):
+    for index, (unit, own) in enumerate(zip(stage_units, activations, strict=True), first):
         forward = max(forward, saved + unit.forward_working_bytes + 2 * gathered_bytes[index])
-        saved = unit.output_bytes if recomputed or not training else saved + unit.saved_bytes.added(first)
+        saved = unit.output_bytes if recomputed or not training else saved + own.held_bytes
     if not training:
         # The parts that an all-gather receives, and the whole that is made of them.
         return StageWorkingMemory(forward_bytes=max(forward, saved + 2 * whole_bytes if whole_bytes else 0))
@@ -77,7 +81,7 @@ def stage_working_memory(
     recomputed_bytes = sum(unit.saved_bytes.added(first) for unit in stage_units) if recomputed else 0
     start = (0, max(0, loss_rise + loss_saved - recomputed_bytes)) if recomputed else (-loss_saved, loss_rise)
     first_backward, later_backward = (
-        _backward_peak(units, first, last, start, gathered_bytes, held_share, allocates=allocates)
+        _backward_peak(units, first, last, activations, start, gathered_bytes, held_share, allocates=allocates)
         for allocates in (True, False)
     )
     input_backward = max(
@@ -96,6 +100,7 @@ def _backward_peak(
     units: Sequence[UnitProfile],
     first: int,
     last: int,
+    activations: Sequence[UnitMemory],
     start: tuple[int, int],
     gathered: Sequence[int],
     held_share: float,
@@ -110,8 +115,11 @@ def _backward_peak(
     padded = [0, *gathered, 0]
     pending: dict[int, int] = {}
     for index in range(last, first - 1, -1):
-        unit = units[index]
+        unit, memory = units[index], activations[index - first]
         before, own, behind = padded[index : index + 3]
+        if memory.recomputed_bytes:
+            peak = max(peak, level + unit.output_bytes + unit.forward_working_bytes + own)
+        level += memory.recomputed_bytes
         peak = max(
             peak,
             level + unit.output_bytes + unit.backward_working_bytes + before + own + behind,
@@ -123,5 +131,5 @@ def _backward_peak(
             pending[earlier] = pending.get(earlier, 0) + size
         share = held_share if own else 1.0  # parameters not gathered separately stay whole until the end of the pass
         allocated = int(share * unit.parameter_bytes.total) if allocates else sum(size for _, size in tied)
-        level += allocated - unit.saved_bytes.added(first) - pending.pop(index, 0)
+        level += allocated - memory.held_bytes - memory.recomputed_bytes - pending.pop(index, 0)
     return peak

@@ -29,6 +29,7 @@ from stagewright.simulator.action_graph import (
     Floats,
 )
 from stagewright.simulator.costs.plan_costs import PlanCosts
+from stagewright.simulator.costs.tensor_traffic import StageSequenceTraffic
 from stagewright.simulator.gradient_allreduce import statistics_bytes
 from stagewright.simulator.simulate import optimizer_s
 from stagewright.simulator.step_times import step_graph
@@ -116,24 +117,30 @@ class _Rank:
         index, kind = int(self.graph.stage[node]), self.graph.kind[node]
         stage = self.costs.stages[index]
         sequence = stage.sequence
-        forward = [
-            *((Collective.ALL_REDUCE, size) for size in stage.tensor_forward_bytes),
-            *self._gathers((*stage.tensor_gathered_bytes, *sequence.forward_gathered_bytes)),
-            *((Collective.REDUCE_SCATTER, size) for size in sequence.forward_scattered_bytes),
-        ]
         if kind == FORWARD:
+            forward = self._forward_collectives(stage.tensor_forward_bytes, stage.tensor_gathered_bytes, sequence)
             return [*forward, *((Collective.ALL_REDUCE, size) for size in stage.tensor_loss_bytes)]
         # A split backward has them in its first half; the first stage, whose inputs need no gradient, in the second.
         if kind == (BACKWARD_INPUT if index == 0 else BACKWARD_WEIGHT):
             return []
         is_last = self.graph.microbatch[node] == len(self.costs.shares) - 1
         exempt = self.costs.plan.recompute == "except-last" and is_last
-        recomputed = forward if self.costs.recomputes(index) and not exempt else []
+        again = stage.recomputation
+        recomputed = self._forward_collectives(again.forward_bytes, again.gathered_bytes, again.sequence)
         return [
-            *recomputed,
+            *(recomputed if self.costs.recomputes(index) and not exempt else ()),
             *((Collective.ALL_REDUCE, size) for size in stage.tensor_backward_bytes),
             *self._gathers(sequence.backward_gathered_bytes),
             *((Collective.REDUCE_SCATTER, size) for size in sequence.backward_scattered_bytes),
+        ]
+
+    def _forward_collectives(
+        self, reduced: Sequence[int], gathered: Sequence[int], sequence: StageSequenceTraffic
+    ) -> list[tuple[Collective, int]]:
+        return [
+            *((Collective.ALL_REDUCE, size) for size in reduced),
+            *self._gathers((*gathered, *sequence.forward_gathered_bytes)),
+            *((Collective.REDUCE_SCATTER, size) for size in sequence.forward_scattered_bytes),
         ]
 
     def _gathers(self, sizes: Sequence[int]) -> list[tuple[Collective, int]]:

@@ -47,7 +47,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
         and plan.clip is None
         and plan.model.padded is None
         and not plan.has_codecs
-        and isinstance(plan.recompute, str)
+        and (isinstance(plan.recompute, str) or bool(plan.recomputed_units))
         and plan.resolved_placement == default.resolved_placement
         and plan.num_stages == default.num_stages
         and plan.model.seed == plan.seed
@@ -66,7 +66,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     given: dict[str, tuple[object, object]] = {
         "--policy": (plan.split, "optimal"),
         "--optimizer": (plan.optimizer.name, DEFAULT_OPTIMIZER),
-        "--recompute": (plan.recompute, "none"),
+        "--recompute": (",".join((*plan.recomputed_units, "")) or plan.recompute, "none"),
         "--fsdp-shards": (plan.fsdp_shards, None),
         "--fsdp-gather": (plan.fsdp_gather, "auto"),
         "--context-attention": (plan.context_attention, "ring"),

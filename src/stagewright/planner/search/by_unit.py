@@ -1,0 +1,122 @@
+"""Plans that recompute units by name: the cut and the units solved together under the memory limit.
+
+    plan without recomputation ─► does not fit ─► `partition.unit_memory` ─► forecast ─► fits, or solve again
+                                                                             with what the forecast needs more or less
+
+The solver's memory is simpler than that of a forecast, which counts what gradients and activations share over time. Its
+limit is therefore corrected by the forecast a few times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from stagewright.partition.unit_memory import MemoryPlan, StageLimit, UnitCosts, solve
+from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.search.bounds import held_per_parameter, unsharded_gradients
+from stagewright.planner.search.candidates import CandidateBuilder
+from stagewright.planner.search.result import Candidate, RankedPlan
+from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
+from stagewright.simulator.costs.stage_costs import time_scales
+from stagewright.simulator.forecast import Forecast
+from stagewright.spec.plan import Plan
+
+_MAX_ROUNDS = 6
+_UNLIMITED = 1 << 60
+
+
+def can_recompute_units(plan: Plan) -> bool:
+    """Whether the units of a plan without recomputation can be chosen: each worker holds one stage in order."""
+    is_in_order = plan.mesh.pipeline == 1 or plan.schedule in ("1f1b", "gpipe")
+    is_one_each = plan.num_stages == plan.mesh.pipeline or plan.mesh.pipeline == 1
+    return plan.training and plan.recompute == "none" and is_in_order and is_one_each
+
+
+def recompute_units(
+    builder: CandidateBuilder, plan: Plan, codec: str = "none", link_codec: LinkCodec = NO_CODEC
+) -> RankedPlan | None:
+    """Return the fastest plan found with cuts and recomputed units that fit; None if there is none."""
+    topology, sizes = builder.topology(plan), plan_microbatch_sizes(plan)
+    limits = [
+        min((size for size in (device, plan.memory_bytes) if size is not None), default=_UNLIMITED)
+        for device in topology.memory_limits()
+    ]
+    model = builder.source.model(max(sizes), plan.mesh.tensor)
+    names = [unit.name for unit in model.profile.units]
+    units, speeds = solver_units(plan, model), topology.speeds()
+
+    def rank(cuts: tuple[str, ...], recomputed: Sequence[str]) -> RankedPlan:
+        solved = replace(plan, cuts=cuts, recompute=tuple(recomputed) or "none")
+        costs = builder.costs(solved, topology, sizes, link_codec)
+        return builder.rank(Candidate(plan=solved, costs=costs, bound_s=0.0, codec=codec))
+
+    corrected, seen = list(limits), set[MemoryPlan]()
+    best: RankedPlan | None = None
+    for _ in range(_MAX_ROUNDS):
+        stages = [
+            StageLimit(memory_bytes=max(1, size), in_flight=in_flight(plan, worker), speed=speeds[worker])
+            for worker, size in enumerate(corrected)
+        ]
+        found = solve(units, stages)
+        if found is None or found in seen:
+            break
+        seen.add(found)
+        ranked = rank(tuple(names[end] for end in found.ends[:-1]), [names[index] for index in found.recomputed])
+        corrected = _correct(limits, found, ranked)
+        if ranked.forecast.fits and (best is None or ranked.forecast.step_s < best.forecast.step_s):
+            best = ranked
+    return None if best is None else _keep_more(best, model, rank)
+
+
+def _keep_more(
+    best: RankedPlan, model: ModelCosts, rank: Callable[[tuple[str, ...], Sequence[str]], RankedPlan]
+) -> RankedPlan:
+    """Keep the activations of units that need no recomputation by the forecast, the most expensive first."""
+    forward_s = {unit.name: unit.forward.median_s for unit in model.profile.units}
+    # Of equal units the last: when the first is recomputed, the activations of all others are freed.
+    names = best.plan.recomputed_units
+    for name in sorted(names, key=lambda name: (-forward_s[name], -names.index(name))):
+        fewer = rank(best.plan.cuts, [other for other in best.plan.recomputed_units if other != name])
+        if fewer.forecast.fits and fewer.forecast.step_s <= best.forecast.step_s:
+            best = fewer
+    return best
+
+
+def solver_units(plan: Plan, model: ModelCosts) -> list[UnitCosts]:
+    """Return the units of a profile as the solver sees them."""
+    forward_scale, backward_scale = time_scales(model.profile)
+    copies = held_per_parameter(plan)
+    if plan.microbatches > 1:  # else gradients take the place of activations
+        copies += unsharded_gradients(plan)
+    units = []
+    for index, unit in enumerate(model.profile.units):
+        forward_s = unit.forward.median_s * forward_scale
+        loss_bytes = model.overheads.loss_kept_bytes if index == len(model.profile.units) - 1 else 0
+        units.append(
+            UnitCosts(
+                time_s=forward_s + unit.backward_s * backward_scale,
+                forward_s=forward_s,
+                saved_bytes=unit.saved_bytes.added(0) + loss_bytes,
+                input_bytes=unit.recompute_saved_bytes + loss_bytes,
+                fixed_bytes=int(unit.parameter_bytes.added(0) * copies) + unit.buffer_bytes,
+            )
+        )
+    return units
+
+
+def in_flight(plan: Plan, worker: int) -> int:
+    """Return the micro-batches whose activations a worker holds at once."""
+    if plan.mesh.pipeline == 1:
+        return 1
+    return plan.microbatches if plan.schedule == "gpipe" else min(plan.microbatches, plan.mesh.pipeline - worker)
+
+
+def _correct(limits: Sequence[int], found: MemoryPlan, ranked: RankedPlan) -> list[int]:
+    """Return the solver's limits: the real ones, less what the forecast counts above the solver."""
+    assert isinstance(ranked.forecast, Forecast)
+    peaks = [worker.memory.counted_bytes for worker in ranked.forecast.workers]
+    return [
+        limit - (peak - counted) if limit < _UNLIMITED else limit
+        for limit, peak, counted in zip(limits, peaks, found.stage_bytes, strict=True)
+    ]

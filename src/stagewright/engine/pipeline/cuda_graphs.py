@@ -34,7 +34,7 @@ class GradientSums:
     """The tensors in which backward graphs add up the gradients of parameters; shared by the stages of a worker."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         """The stream of all recordings, on which autograd accumulates gradients too; None on a CPU."""
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
 

@@ -128,7 +128,7 @@ def _step_after_backward_s(model: Model, optimizer: torch.optim.Optimizer, repea
     """Measure what an optimizer step adds to a training step: it is launched while backward still runs."""
 
     def train(*, steps: bool) -> None:
-        model.loss(model.module(*model.args, **model.kwargs), model.target).backward()
+        torch.autograd.backward([model.loss(model.module(*model.args, **model.kwargs), model.target)])
         if steps:
             optimizer.step()
         model.module.zero_grad()

@@ -14,7 +14,7 @@ from stagewright.graph import capture
 
 def test_the_private_names_that_capture_relies_on_are_there() -> None:
     """If one of these fails, torch or transformers moved: see intercept.py, symbols.py, quirks.py."""
-    from transformers import masking_utils
+    from transformers import DynamicCache, masking_utils
 
     assert hasattr(nn.Module, "_compiled_call_impl"), "nn.Module.__call__ no longer asks for _compiled_call_impl"
     module = nn.Linear(2, 2)
@@ -47,6 +47,28 @@ def test_a_cache_is_rejected_with_a_fix() -> None:
     model.config.use_cache = True
     with pytest.raises(CaptureError, match=r"key-value cache.*use_cache = False"):
         capture(model, (torch.randint(0, 100, (2, 8)),))
+
+
+class Prefixed(nn.Module):
+    """A model whose learned prefix is passed as a cache, as PEFT's prefix tuning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = llama()
+        self.config = self.model.config
+        self.prefix = nn.Parameter(torch.randn(2, 2, 1, 4, 3, 8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        from transformers import DynamicCache
+
+        prefix = [tuple(pair.expand(len(ids), -1, -1, -1) for pair in layer) for layer in self.prefix]
+        logits: torch.Tensor = self.model(ids, past_key_values=DynamicCache(prefix)).logits
+        return logits
+
+
+def test_a_prefix_passed_as_a_cache_is_rejected_with_another_fix() -> None:
+    with pytest.raises(CaptureError, match=r"key-value cache.*use_cache is False already.*prompt tuning"):
+        capture(Prefixed(), (torch.randint(0, 100, (2, 8)),))
 
 
 def test_without_packing_attention_keeps_its_fast_causal_form() -> None:

@@ -14,7 +14,7 @@ from stagewright.graph import capture
 
 def test_the_private_names_that_capture_relies_on_are_there() -> None:
     """If one of these fails, torch or transformers moved: see intercept.py, symbols.py, quirks.py."""
-    from transformers import DynamicCache, masking_utils
+    from transformers import masking_utils
 
     assert hasattr(nn.Module, "_compiled_call_impl"), "nn.Module.__call__ no longer asks for _compiled_call_impl"
     module = nn.Linear(2, 2)

@@ -61,5 +61,6 @@ def _shape_owner(node: ast.AST) -> str:
     value: ast.AST = node.value if isinstance(node, (ast.Subscript, ast.Assign)) else node
     if isinstance(value, ast.Call):
         value = value.func
-    is_shape = isinstance(value, ast.Attribute) and value.attr in ("shape", "size")
-    return value.value.id if is_shape and isinstance(value.value, ast.Name) else ""
+    if not isinstance(value, ast.Attribute) or value.attr not in ("shape", "size"):
+        return ""
+    return value.value.id if isinstance(value.value, ast.Name) else ""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from measured_figures import accuracy, codecs, fabric, forecast, gpu, overhead, pipeline, reliability, stragglers
+from measured_figures import accuracy, capture, codecs, fabric, forecast, gpu, overhead, pipeline, reliability, stragglers
 from measured_figures.markdown import RECORDS
 
 __all__ = ["BLOCK", "BLOCKS", "RECORDS", "block", "fill", "pages"]
@@ -24,7 +24,7 @@ BLOCK = re.compile(r"(?<=<!-- measured: )(\w+)( -->\n)(.*?)(?=<!-- end -->)", re
 BLOCKS: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
-        accuracy.accuracy_tables,
+from measured_figures import accuracy, capture, codecs, fabric, forecast, gpu, overhead, pipeline, reliability, stragglers
         codecs.codec_cpu,
         codecs.codec_cuda,
         codecs.codec_links,

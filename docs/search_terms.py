@@ -91,6 +91,7 @@ LAST = (
     "decisions/",
     "studies/measured/",
     "capture-families",
+    "capture-libraries",
     "engine-families",
     "verify-bugs",
     "json.md",

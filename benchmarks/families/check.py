@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 from families.compare import Difference, Run, compare, compare_tensors
 from families.family import Arguments, Family
-from stagewright.errors import CaptureError
+from stagewright import structure
+from stagewright.errors import CaptureError, UsageError
 from stagewright.graph import UnitGraph, capture
 
 __all__ = ["BATCH_SIZES", "Outcome", "check"]
@@ -51,6 +52,12 @@ class Outcome:
     capture_s: float
     stages_equal: bool
     """Whether gradients through a chain of three stages are bit-identical too."""
+    capture_cpu_s: float = 0.0
+    """CPU time of capture, which other processes on the machine do not change."""
+    step_cpu_s: float = 0.0
+    """CPU time of the model itself: forward and, in train mode, backward."""
+    refused: bool = False
+    """Whether capture refused the model, or its graph another batch size, with an error that names a fix."""
 
 
 def check(family: Family, *, training: bool, units: str, batch_sizes: Sequence[int] = BATCH_SIZES) -> Outcome:
@@ -66,21 +73,20 @@ def check(family: Family, *, training: bool, units: str, batch_sizes: Sequence[i
 
 def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[int]) -> Outcome:
     args, kwargs = family.example(batch_sizes[0])
-    expected, remarks = _plain_runs(model, family, batch_sizes)
+    expected, remarks, step_cpu_s = _plain_runs(model, family, batch_sizes)
     before = _copies(model.state_dict())
     modules = [(name, id(module), module.training) for name, module in model.named_modules()]
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     try:
         graph = capture(model, args, kwargs, units)
     except CaptureError as error:
         clear = family.fails is not None and family.fails in str(error)
-        return _failed(
-            "" if clear else f"CaptureError: {error}", passed=clear, remark=f"refused: {error}" if clear else ""
-        )
+        text = str(error)
+        return _failed("" if clear else text, passed=clear, remark=f"refused: {text}" if clear else "", refused=True)
     except Exception as error:
         return _failed(f"capture raised {type(error).__name__}: {' '.join(str(error).split())}")
-    capture_s = time.perf_counter() - start
-    stages_equal = True
+    capture_s, capture_cpu_s = time.perf_counter() - start, time.process_time() - cpu_start
+    stages_equal, refused = True, False
     reason = "" if family.fails is None else f"no error, but an error with {family.fails!r} was expected"
     try:
         compare_tensors("state after capture", before, _copies(model.state_dict()))
@@ -97,6 +103,8 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
             stages_equal &= compare(f"stages cut at {cuts}, batch {size}", expected[size], run, GRADIENT_TOLERANCE)
     except Difference as difference:
         reason = str(difference)
+    except UsageError as error:  # the graph takes no batch of another size
+        reason, refused = str(error), True
     except Exception as error:  # any error of the graph
         reason = f"the graph raised {type(error).__name__}: {' '.join(str(error).split())}"
     middle = graph.cuts[len(graph.cuts) // 2]
@@ -108,11 +116,14 @@ def _check(family: Family, model: nn.Module, units: str, batch_sizes: Sequence[i
         num_crossing=len(middle.crossing),
         crossing_bytes=middle.num_bytes,
         capture_s=capture_s,
+        capture_cpu_s=capture_cpu_s,
+        step_cpu_s=step_cpu_s,
         stages_equal=stages_equal,
+        refused=refused,
     )
 
 
-def _failed(reason: str, *, passed: bool = False, remark: str = "") -> Outcome:
+def _failed(reason: str, *, passed: bool = False, remark: str = "", refused: bool = False) -> Outcome:
     return Outcome(
         passed=passed,
         reason=reason,
@@ -122,11 +133,17 @@ def _failed(reason: str, *, passed: bool = False, remark: str = "") -> Outcome:
         crossing_bytes=0,
         capture_s=0.0,
         stages_equal=passed,
+        refused=refused,
     )
 
 
-def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) -> tuple[dict[int, Run], list[str]]:
-    """Run the original model; skip a size at which it fails in training itself (batch norm of one value)."""
+def _plain_runs(
+    model: nn.Module, family: Family, batch_sizes: Sequence[int]
+) -> tuple[dict[int, Run], list[str], float]:
+    """Run the original model; skip a size at which it fails in training itself (batch norm of one value).
+
+    Also return the CPU time of a repeated run at the first size.
+    """
     runs: dict[int, Run] = {}
     remarks: list[str] = []
     for size in batch_sizes:
@@ -138,7 +155,7 @@ def _plain_runs(model: nn.Module, family: Family, batch_sizes: Sequence[int]) ->
             remarks.append("no batch of 1 in training: batch norm needs more than one value")
     repeated = _measure(model, model, family.example(batch_sizes[0]))
     compare("the model run twice", runs[batch_sizes[0]], repeated)
-    return runs, remarks
+    return runs, remarks, repeated.cpu_s
 
 
 def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) -> Run:
@@ -150,13 +167,15 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
     numpy.random.seed(0)
     torch.manual_seed(0)
     try:
+        start = time.process_time()
         with torch.set_grad_enabled(model.training):
             output = run(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten(output)
+        leaves, spec = structure.flatten(output)
         if model.training:
             _projection(leaves).backward()  # type: ignore[no-untyped-call]
             if isinstance(run, _Chain):
                 run.backward()
+        cpu_s = time.process_time() - start
         gradients = {
             name: None if parameter.grad is None else parameter.grad.clone()
             for name, parameter in model.named_parameters()
@@ -169,7 +188,7 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
                     buffer.copy_(buffers[name])
         model.zero_grad(set_to_none=True)
     detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    return Run(leaves=detached, spec=spec, gradients=gradients, buffers=after)
+    return Run(leaves=detached, spec=spec, gradients=gradients, buffers=after, cpu_s=cpu_s)
 
 
 def _projection(leaves: Sequence[Any]) -> torch.Tensor:

@@ -22,6 +22,8 @@ class Run:
     """By parameter; ``None`` without a gradient."""
     buffers: dict[str, torch.Tensor]
     """By name, after the run."""
+    cpu_s: float = 0.0
+    """CPU time of forward and, in train mode, backward."""
 
 
 class Difference(Exception):
@@ -59,11 +61,13 @@ def compare_tensors(
     """
     if list(first) != list(second):
         raise Difference(f"{what}: the names differ")
-    scales: dict[str, float] = {}
+    different = [name for name in first if not _equal(first[name], second[name])]
+    modules = {name.rpartition(".")[0] for name in different}
+    scales = dict.fromkeys(modules, 0.0)
     for name, value in first.items():
         module = name.rpartition(".")[0]
-        scales[module] = max(scales.get(module, 0.0), _largest(value))
-    different = [name for name in first if not _equal(first[name], second[name])]
+        if module in modules:
+            scales[module] = max(scales[module], _largest(value))
     far = {name: _error(first[name], second[name], scales[name.rpartition(".")[0]]) for name in different}
     far = {name: error for name, error in far.items() if not error <= tolerance}
     if far:

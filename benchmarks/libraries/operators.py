@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["define_missing_operators"]
@@ -56,11 +57,13 @@ def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.T
     from torchvision.ops import box_iou
 
     order = scores.argsort(descending=True, stable=True).tolist()
-    overlaps = box_iou(boxes, boxes) > threshold
+    overlaps = (box_iou(boxes, boxes) > threshold).numpy()
+    suppressed = np.zeros(len(order), dtype=bool)
     kept: list[int] = []
     for index in order:
-        if not any(bool(overlaps[index, other]) for other in kept):
+        if not suppressed[index]:
             kept.append(index)
+            suppressed |= overlaps[index]
     return torch.tensor(kept, dtype=torch.int64)
 
 

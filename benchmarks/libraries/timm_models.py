@@ -93,7 +93,7 @@ ARCHITECTURES: dict[str, int] = {
     "gcvit_xxtiny": 224,
     "levit_128s": 224,
     "maxvit_rmlp_pico_rw_256": 256,
-    "coat_lite_tiny": 64,
+    "coat_lite_tiny": 224,
     "coatnet_nano_rw_224": 224,
     "davit_tiny": 64,
     "mvitv2_tiny": 64,

@@ -44,15 +44,23 @@ SEGMENTATION = (
     "segmentation.deeplabv3_mobilenet_v3_large",
     "segmentation.lraspp_mobilenet_v3_large",
 )
-VIDEO = ("video.r3d_18", "video.mc3_18", "video.r2plus1d_18", "video.s3d")
-DETECTION = (
-    "detection.fasterrcnn_mobilenet_v3_large_320_fpn",
-    "detection.maskrcnn_resnet50_fpn",
-    "detection.keypointrcnn_resnet50_fpn",
-    "detection.retinanet_resnet50_fpn",
-    "detection.fcos_resnet50_fpn",
-    "detection.ssdlite320_mobilenet_v3_large",
-)
+VIDEO = ("video.r3d_18", "video.mc3_18", "video.r2plus1d_18")
+_SMALL = {"min_size": 96, "max_size": 96}
+_REGIONS = {
+    **_SMALL,
+    **{f"rpn_{when}_nms_top_n_{mode}": 20 for when in ("pre", "post") for mode in ("train", "test")},
+    "box_detections_per_img": 5,
+}
+_DENSE = {**_SMALL, "topk_candidates": 20, "detections_per_img": 5}
+DETECTION: dict[str, dict[str, int]] = {
+    "detection.fasterrcnn_mobilenet_v3_large_320_fpn": _REGIONS,
+    "detection.maskrcnn_resnet50_fpn": _REGIONS,
+    "detection.keypointrcnn_resnet50_fpn": _REGIONS,
+    "detection.retinanet_resnet50_fpn": _DENSE,
+    "detection.fcos_resnet50_fpn": _DENSE,
+    "detection.ssdlite320_mobilenet_v3_large": {},
+}
+"""Model → options for small images and few candidates."""
 
 
 def _tensors(*shape: int) -> Callable[[int], Arguments]:
@@ -99,6 +107,6 @@ if importlib.util.find_spec("torchvision") is not None:
             for name, size in CLASSIFICATION.items()
         ),
         *(_model(name, _tensors(3, 64, 64), weights_backbone=None, num_classes=5) for name in SEGMENTATION),
-        *(_model(name, _tensors(3, 8, 64, 64), num_classes=5) for name in VIDEO),
-        *(_model(name, _detection, weights_backbone=None) for name in DETECTION),
+        *(_model(name, _tensors(3, 4, 32, 32), num_classes=5) for name in VIDEO),
+        *(_model(name, _detection, weights_backbone=None, **options) for name, options in DETECTION.items()),
     )

@@ -159,6 +159,8 @@ def find_change(value: Any, before: Sequence[Any], structure: Structure) -> str 
     Only changes of objects count (an attribute that was set, an item that was added to a cache), not those of plain
     lists and dictionaries, nor values written into tensors.
     """
+    if structure.is_builtin and all(isinstance(leaf, (*_TRACED, *_PLAIN)) for leaf in before):
+        return None  # the most common case, without an object
     if structure.is_leaf:
         has_changed = not isinstance(before[0], (*_TRACED, *_PLAIN)) and find_tensor(value) is not None
         return "" if has_changed and value is before[0] and not isinstance(value, nn.Module) else None

@@ -48,7 +48,14 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 def _content(container: Any) -> list[Any]:
     """Return the items of a list or set, the keys and values of a dictionary."""
+    if _is_empty(container):  # as most of a module's dictionaries of hooks
+        return []
     return list(dict.items(container)) if isinstance(container, dict) else list(container)
+
+
+def _is_empty(container: Any) -> bool:
+    """Whether a container of a built-in class is empty; a subclass may define that differently."""
+    return type(container) in (list, dict, set, OrderedDict) and not container
 
 
 def _identities(items: list[tuple[Any, Any]]) -> list[tuple[int, int]]:
@@ -57,6 +64,8 @@ def _identities(items: list[tuple[Any, Any]]) -> list[tuple[int, int]]:
 
 def _restore(container: Any, content: list[Any]) -> None:
     """Restore a container that has changed, by the methods of its built-in class: a subclass may refuse changes."""
+    if not content and _is_empty(container):
+        return
     if isinstance(container, dict):
         if _identities(_content(container)) == _identities(content):
             return

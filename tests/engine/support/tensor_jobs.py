@@ -54,6 +54,13 @@ def build(name: str, *, dropout: float = 0.0, heads: int = 4) -> tuple[nn.Module
     if name == "modernbert":
         config = hf.ModernBertConfig(**text, cls_token_id=1, sep_token_id=2, num_labels=3, reference_compile=False)
         return hf.ModernBertForSequenceClassification(config).train(), ids
+    if name == "pegasus-x":
+        config = hf.PegasusXConfig(
+            d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=heads,
+            decoder_attention_heads=heads, encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=50, dropout=0.0,
+            attention_dropout=0.0, use_cache=False, block_size=2, num_global_tokens=2, max_position_embeddings=16,
+        )  # fmt: skip
+        return hf.PegasusXForConditionalGeneration(config).train(), {**ids, "decoder_input_ids": ids["input_ids"]}
     if name == "opt":
         text |= {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}
     kind = {

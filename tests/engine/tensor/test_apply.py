@@ -56,6 +56,23 @@ def test_norm_over_all_heads(pool_of: Callable[[int], Any]) -> None:
         assert result["regions"] == 4
 
 
+def test_attention_that_reads_its_width_from_the_input_is_replicated(pool_of: Callable[[int], Any]) -> None:
+    """PegasusX's encoder takes the width of all heads from the input's shape; its other layers are split."""
+    model, _ = tensor_jobs.build("pegasus-x")
+    plan = plan_tensor_parallel(model, 2)
+    assert (
+        "PegasusXGlobalLocalAttention): its code takes the total width of its heads from the input" in plan.replicated
+    )
+    assert "(token_hidden_states.shape[2])" in plan.replicated
+    owners = [region.owner for region in plan.regions]
+    assert "model.encoder.layers.0.self_attn" not in owners
+    assert {"model.decoder.layers.0.self_attn", "model.decoder.layers.0.encoder_attn"} <= set(owners)
+    for result in pool_of(2).run("tensor_jobs:step", "pegasus-x"):
+        assert max(result[name] for name in ("loss", "outputs", "gradients", "evaluated")) <= 1e-5
+        assert result["same_state"]
+        assert result["loads"]
+
+
 @pytest.mark.parametrize("name", ["gpt2"])
 def test_four_workers(name: str, pool_of: Callable[[int], Any]) -> None:
     for result in pool_of(4).run("tensor_jobs:step", name):

@@ -49,6 +49,28 @@ def test_a_cache_is_rejected_with_a_fix() -> None:
         capture(model, (torch.randint(0, 100, (2, 8)),))
 
 
+class Prefixed(nn.Module):
+    """A model whose learned prefix is passed as a cache, as PEFT's prefix tuning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = llama()
+        self.config = self.model.config
+        self.prefix = nn.Parameter(torch.randn(2, 2, 1, 4, 3, 8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        from transformers import DynamicCache
+
+        prefix = [tuple(pair.expand(len(ids), -1, -1, -1) for pair in layer) for layer in self.prefix]
+        logits: torch.Tensor = self.model(ids, past_key_values=DynamicCache(prefix)).logits
+        return logits
+
+
+def test_a_prefix_passed_as_a_cache_is_rejected_with_another_fix() -> None:
+    with pytest.raises(CaptureError, match=r"key-value cache.*use_cache is False already.*prompt tuning"):
+        capture(Prefixed(), (torch.randint(0, 100, (2, 8)),))
+
+
 def test_without_packing_attention_keeps_its_fast_causal_form() -> None:
     model = llama()
     ids = torch.randint(0, 100, (2, 8))

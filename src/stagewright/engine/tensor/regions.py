@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import nn
 
+from stagewright.engine.tensor.input_width import read_of_input_width
 from stagewright.engine.tensor.patterns import ATTENTION, FEED_FORWARD, Pattern
 from stagewright.errors import UsageError
 
@@ -190,6 +191,12 @@ def _attention(name: str, module: nn.Module, pattern: Pattern, holders: dict[int
     known = [*columns, row, *(owner.get_submodule(path) for path in (*norms, *wide))]
     _require_only(owner, known, where, heads)
     _require_untied([*columns, row], holders, where)
+    width_read = read_of_input_width(owner, {path.rpartition(".")[2] for path in pattern.columns})
+    if width_read:
+        raise UsageError(
+            f"{where}: its code takes the total width of its heads from the input ({width_read}), which is wider than "
+            "one worker's heads; tensor parallelism can't change that: use data or pipeline instead"
+        )
     attributes, config_attributes = _attributes_to_divide(owner, where, heads, key_heads, head_size)
     return RegionPlan(
         owner=_join(name, pattern.owner),

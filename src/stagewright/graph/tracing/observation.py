@@ -101,11 +101,14 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         generator_state = current
 
     def make_recorder(module: nn.Module, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        has_own_code = not _is_torch_layer(module)
+
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def recorder(*call_args: Any, **call_kwargs: Any) -> Any:
                 call = CallSpec(name=name, nth=num_calls[name], parent=stack[-1] if stack else None)
                 num_calls[name] += 1
-                check_generators()
+                if has_own_code:
+                    check_generators()
                 if call.parent is not None and not _same_objects(states[name], _tensor_attributes(module)):
                     side_effects[calls[call.parent].name] = f"sets attributes of {name}"
                 numbers = _number_attributes(module)
@@ -118,7 +121,8 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 try:
                     result = original(*call_args, **call_kwargs)
                 finally:
-                    check_generators()
+                    if has_own_code:
+                        check_generators()
                     stack.pop()
                     states[name] = _tensor_attributes(module)
                 changed = [key for key, value in _number_attributes(module).items() if numbers.get(key, value) != value]
@@ -181,6 +185,12 @@ def _tensor_attributes(module: nn.Module) -> dict[str, Any]:
 
 def _number_attributes(module: nn.Module) -> dict[str, int | float]:
     return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+
+
+def _is_torch_layer(module: nn.Module) -> bool:
+    """Whether a call runs code of torch only: it draws no random numbers from Python or numpy."""
+    has_hooks = any(value for name, value in vars(module).items() if name.endswith("_hooks"))
+    return type(module).__module__.startswith("torch.nn.modules.") and not module._modules and not has_hooks
 
 
 def _generator_state() -> tuple[int, ...]:

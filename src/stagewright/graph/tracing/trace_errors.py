@@ -33,7 +33,7 @@ def explain_failure(error: Exception, model: nn.Module) -> CaptureError:
     if _is_about_cache(error):
         return CaptureError(
             f"can't capture {type(model).__name__}: it uses a key-value cache, which can't be sent between stages; "
-            "set model.config.use_cache = False, or pass use_cache=False"
+            f"{_advice_about_cache(model)}"
         )
     if owner:
         advice = f'keep that code inside one unit (units=["{owner}"])'
@@ -61,6 +61,12 @@ def _is_about_cache(error: Exception) -> bool:
     return "transformers.cache_utils" in text or ("Cache" in text and "can't be sent between stages" in text)
 
 
+def _advice_about_cache(model: nn.Module) -> str:
+    if getattr(getattr(model, "config", None), "use_cache", None) is False:  # a learned prefix is passed as a cache
+        return "use_cache is False already, so pass no past_key_values, or use prompt tuning instead of a prefix"
+    return "set model.config.use_cache = False, or pass use_cache=False"
+
+
 def failure_reason(error: Exception) -> str:
     """Return the reason of an error in one line."""
     text = str(error).strip()
@@ -68,6 +74,8 @@ def failure_reason(error: Exception) -> str:
         return text
     if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__ or "unbacked" in text:
         return "the code between units branches on the values of a tensor"
+    if isinstance(error, TypeError) and "SymInt" in text:
+        return "the code between units uses the values of a tensor as plain numbers"
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {' '.join(line.split())[:300]}"
 

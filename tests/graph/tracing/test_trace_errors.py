@@ -1,0 +1,45 @@
+"""Errors of capture name the line, the reason in the field's words, and a fix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.errors import CaptureError
+from stagewright.graph import capture
+
+
+class Lengths(nn.Module):
+    """A unit that returns values of a tensor as plain numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        return self.layer(x), [int((x > 0).sum()), int((x > 1).sum())]
+
+
+class Padding(nn.Module):
+    """As Lumina 2: masks only if the lengths differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths, self.head = Lengths(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, lengths = self.lengths(x)
+        use_mask = len(set(lengths)) > 1
+        result: torch.Tensor = self.head(x * 2 if use_mask else x)
+        return result
+
+
+def test_values_of_tensors_as_plain_numbers_are_rejected_with_line_and_fix() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(CaptureError) as caught:
+        capture(Padding(), (torch.randn(2, 8),))
+    message = str(caught.value)
+    assert "`use_mask = len(set(lengths)) > 1`: the code between units uses the values of a tensor" in message
+    assert "SymInt" not in message
+    assert "move that code into a submodule and name it as a unit" in message

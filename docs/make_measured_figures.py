@@ -14,7 +14,18 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from measured_figures import accuracy, capture, codecs, fabric, forecast, gpu, overhead, pipeline, reliability, stragglers
+from measured_figures import (
+    accuracy,
+    capture,
+    codecs,
+    fabric,
+    forecast,
+    gpu,
+    overhead,
+    pipeline,
+    reliability,
+    stragglers,
+)
 from measured_figures.markdown import RECORDS
 
 __all__ = ["BLOCK", "BLOCKS", "RECORDS", "block", "fill", "pages"]
@@ -24,7 +35,8 @@ BLOCK = re.compile(r"(?<=<!-- measured: )(\w+)( -->\n)(.*?)(?=<!-- end -->)", re
 BLOCKS: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
-from measured_figures import accuracy, capture, codecs, fabric, forecast, gpu, overhead, pipeline, reliability, stragglers
+        accuracy.accuracy_tables,
+        capture.capture_libraries,
         codecs.codec_cpu,
         codecs.codec_cuda,
         codecs.codec_links,

@@ -134,7 +134,7 @@ def test_the_plan_in_the_docstring_style(tmp_path: Path) -> None:
         ('devices = "cpu:0"', '{path}: devices must be a list in brackets, not "cpu:0"'),
         ('devices = ["cpu:0", 1]', "{path}: devices[1] must be a string in quotes, not 1"),
         ('recompute = "maybe"', "unknown recompute 'maybe'"),
-        ('recompute = ["yes"]', '{path}: recompute[0] must be true or false, not "yes"'),
+        ("recompute = [1]", "{path}: recompute[0] must be true or false, not 1"),
         ('memory = "2 gallons"', "{path}: memory: '2 gallons' is not a size; write it like 2GiB"),
         ("model = 3", "{path}: model must be a table, not 3"),
         ("[mesh]\ndata = 0", "{path}: mesh: data = 0, but every axis has at least 1 worker"),

@@ -12,9 +12,8 @@ and the whole model and the glue operations are not measured.
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from stagewright.graph.compilation import compiled_units
 from stagewright.graph.macs import count_macs
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
+from stagewright.machine.garbage_collection import no_garbage_collection
 from stagewright.machine.hollow import is_hollow_model
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.glue import GlueReplay, add_glue_memory, glue_replays
@@ -211,7 +211,8 @@ def _measure(
         with nullcontext() if compile == "none" else compiled_units(graph.module(call) for call in graph.calls):
             if training and compile != "none" and not on_host:
                 saved = measure_saved_activations(graph, args, kwargs)
-            with _no_garbage_collection():
+            gc.collect()
+            with no_garbage_collection():
                 for current_round in range(repeats + 1):
                     for replay in (*(() if on_host else (whole,)), *replays, *(segment.replay for segment in glue)):
                         steps.next(replay.name)
@@ -356,15 +357,3 @@ class _Steps:
 
     def finish(self, name: str) -> None:
         self._progress(self._total, self._total, name)
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

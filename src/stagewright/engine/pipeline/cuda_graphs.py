@@ -14,7 +14,6 @@ time (models that draw some are refused before). On a CPU nothing is recorded an
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch import nn
 from stagewright.engine.batch.random_key import without_key
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
+from stagewright.machine.garbage_collection import no_garbage_collection
 
 _MAX_CONSTANT = 16  # elements of a host tensor whose value becomes part of a graph
 
@@ -147,7 +147,7 @@ class Slot:
             return call
         graph = torch.cuda.CUDAGraph()
         try:
-            with self.aside(), _no_garbage_collection():
+            with self.aside(), no_garbage_collection():  # freeing memory of another graph would end the recording
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     call()
@@ -313,15 +313,3 @@ def _arithmetic(device: torch.device) -> Hashable:
     cudnn: Any = torch.backends.cudnn
     backends: list[Any] = [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
     return cudnn.deterministic, *(backend.fp32_precision for backend in backends)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Collect nothing while recording: freeing another graph's memory would end the recording."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

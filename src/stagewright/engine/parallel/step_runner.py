@@ -187,24 +187,25 @@ class ActivityHooks(PipelineHooks):
         self._input_texts: dict[tuple[int, tuple[int, int]], str] = {}
 
     def use_cuda_graphs(self) -> None:
-        """Run the stages as CUDA graphs, in training and in evaluation."""
+        """Run the stages as CUDA graphs."""
         runner = self._runner
         device, last = runner.context.torch_device, runner.plan.num_stages - 1
         sums = GradientSums(device)
-        self.forwards, self.inference_forwards = (
-            {
-                index: GraphedForward(
-                    stage,
-                    [parameter for parameter in stage.parameters() if parameter.requires_grad],
-                    sums,
-                    device=device,
-                    copies_outputs=index < last,
-                    autocast=functools.partial(autocast_of, runner.plan, device),
-                )
-                for index, stage in runner.part.stages.items()
-            }
-            for _ in range(2)
-        )
+        forwards: dict[int, StageForward] = {
+            index: GraphedForward(
+                stage,
+                [parameter for parameter in stage.parameters() if parameter.requires_grad],
+                sums,
+                device=device,
+                copies_outputs=index < last,
+                autocast=functools.partial(autocast_of, runner.plan, device),
+            )
+            for index, stage in runner.part.stages.items()
+        }
+        if runner.plan.training:
+            self.forwards = forwards
+        else:
+            self.inference_forwards = forwards
 
     def on_action(self, action: Action, size: tuple[int, int]) -> None:
         """Record the action."""

@@ -50,7 +50,7 @@ class PipelineHooks:
     forwards: Mapping[int, StageForward] = {}
     """Replaces the forward of these stages in training."""
     inference_forwards: Mapping[int, StageForward] = {}
-    """Replaces the forward of these stages in inference and evaluation."""
+    """Replaces the forward of these stages in inference."""
 
     def on_action(self, action: Action, size: tuple[int, int]) -> None:
         """Run before each action."""

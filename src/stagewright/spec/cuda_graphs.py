@@ -24,10 +24,13 @@ def check_cuda_graphs(plan: Plan) -> None:
             f"cuda_graphs = true records stages in which nothing communicates, and {plan.mesh} exchanges gradients or "
             "activations inside: leave it out, or use a mesh with pipeline stages only"
         )
+    if any(not device.startswith("cuda") for device in plan.devices):
+        raise UsageError(
+            f"cuda_graphs = true needs GPUs, and the plan has devices = {list(plan.devices)}: leave it out"
+        )
     others = {
         f"recompute = {plan.recompute!r}": plan.recompute != "none" and any(plan.recompute),
         f'batch_norm = "{plan.batch_norm}"': plan.batch_norm != "plain",
-        f"devices = {list(plan.devices)}": any(not device.startswith("cuda") for device in plan.devices),
     }
     if other := next((name for name, used in others.items() if used), None):
         raise UsageError(f"cuda_graphs = true does not work with {other}: leave out one of the two")

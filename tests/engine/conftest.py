@@ -14,6 +14,18 @@ sys.path.insert(
 )  # workers that are started from here import `pool` and `jobs` by name
 
 
+@pytest.fixture
+def lone_group() -> Iterator[Any]:
+    """The default process group, with this process as its only worker."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def pool_of() -> Iterator[Callable[[int], Any]]:
     """``pool_of(n)``: n workers; one pool at a time is alive beside the single worker that is the reference."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from torch import nn
 from stagewright.engine.data import gradient_allreduce
 from stagewright.engine.data.gradient_allreduce import GradientAllReduce, bucket_parameters
 from stagewright.engine.worker.memory import MemoryTracker
-
-
-@pytest.fixture
-def lone_group() -> Iterator[Any]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def test_gradients_become_views_of_their_bucket(lone_group: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -21,11 +23,11 @@ def losses_of(*, cuda_graphs: bool) -> list[float]:
     return [*losses, trainer.evaluate(batch).loss]
 
 
-def test_steps_in_slots_equal_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_in_slots_equal_plain_ones(monkeypatch: pytest.MonkeyPatch, lone_group: Any) -> None:
     monkeypatch.setattr(model_part, "check_recordable", lambda *_: None)
     assert losses_of(cuda_graphs=True) == losses_of(cuda_graphs=False)
 
 
-def test_a_cpu_has_no_cuda_graphs() -> None:
+def test_a_cpu_has_no_cuda_graphs(lone_group: Any) -> None:
     with pytest.raises(UsageError, match="cuda_graphs = true needs a GPU, and this worker runs on cpu: leave it out"):
         losses_of(cuda_graphs=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from stagewright.engine.parity import check
 from stagewright.engine.parity.baseline import Baseline
@@ -82,13 +81,6 @@ EQUAL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("changed", "worst"),
     [
@@ -103,7 +95,7 @@ def alone() -> Iterator[None]:
         ({"outputs": {0: [ONE, ONE], 1: [ONE, ONE, ONE]}}, "output 2 of micro-batch 1 (missing in the baseline)"),
     ],
 )
-def test_missing_tensors_and_nan_are_not_equal(changed: dict[str, Any], worst: str | None, alone: None) -> None:
+def test_missing_tensors_and_nan_are_not_equal(changed: dict[str, Any], worst: str | None, lone_group: Any) -> None:
     report = compare_with_baseline(
         BASELINE, loss=1.0, tolerance=1e-5, device=torch.device("cpu"), **{**EQUAL, **changed}
     )
@@ -113,7 +105,7 @@ def test_missing_tensors_and_nan_are_not_equal(changed: dict[str, Any], worst: s
         assert f"baseline: {worst}" in parity_note("data", report)
 
 
-def test_nan_equals_nan_only(alone: None) -> None:
+def test_nan_equals_nan_only(lone_group: Any) -> None:
     baseline = dataclasses.replace(BASELINE, gradients={"a.weight": NAN})
     rest = {**EQUAL, "loss": 1.0, "tolerance": 1e-5, "device": torch.device("cpu")}
     assert compare_with_baseline(baseline, **{**rest, "gradients": {"a.weight": NAN}}).equal
@@ -128,13 +120,13 @@ def compare_outputs(expected: torch.Tensor, value: torch.Tensor, **fields: Any) 
 
 
 @pytest.mark.parametrize("mark", [-math.inf, torch.finfo(torch.float32).min])
-def test_mask_values_hide_no_error(mark: float, alone: None) -> None:
+def test_mask_values_hide_no_error(mark: float, lone_group: Any) -> None:
     expected = torch.tensor([mark, 1.0, 2.0])
     assert compare_outputs(expected, expected.clone()).equal
     assert not compare_outputs(expected, torch.tensor([mark, 2.0, 4.0])).equal
 
 
-def test_imaginary_parts_types_and_counts_are_compare_outputs(alone: None) -> None:
+def test_imaginary_parts_types_and_counts_are_compare_outputs(lone_group: Any) -> None:
     waves = torch.tensor([1 + 2j, 3 - 1j])
     assert compare_outputs(waves, waves.clone()).equal
     assert not compare_outputs(waves, waves.conj()).equal
@@ -144,7 +136,7 @@ def test_imaginary_parts_types_and_counts_are_compare_outputs(alone: None) -> No
     assert not compare_outputs(count, count + 1).equal
 
 
-def test_rounding_sensitivity_is_bounded_and_per_tensor(alone: None) -> None:
+def test_rounding_sensitivity_is_bounded_and_per_tensor(lone_group: Any) -> None:
     sensitivity = {"output 0 of micro-batch 0": 0.05}
     assert compare_outputs(ONE, 1.04 * ONE, rounding_sensitivity=sensitivity).equal
     assert compare_outputs(ONE, 1.04 * ONE, rounding_sensitivity=sensitivity).tolerance == pytest.approx(0.05)
@@ -153,14 +145,14 @@ def test_rounding_sensitivity_is_bounded_and_per_tensor(alone: None) -> None:
     assert not compare_outputs(ONE, 1.5 * ONE, rounding_sensitivity={"output 0 of micro-batch 0": math.inf}).equal
 
 
-def test_losses_that_cancel_are_scaled_by_their_absolute_sum(alone: None) -> None:
+def test_losses_that_cancel_are_scaled_by_their_absolute_sum(lone_group: Any) -> None:
     rest: dict[str, Any] = {"gradients": {}, "buffers": {}, "outputs": {}, "device": torch.device("cpu")}
     baseline = Baseline(loss=1e-7, loss_scale=2.0)
     assert compare_with_baseline(baseline, loss=3e-7, tolerance=1e-5, **rest).equal
     assert not compare_with_baseline(baseline, loss=1e-3, tolerance=1e-5, **rest).equal
 
 
-def test_gradient_missing_on_one_worker_is_not_equal(alone: None) -> None:
+def test_gradient_missing_on_one_worker_is_not_equal(lone_group: Any) -> None:
     rest = {**EQUAL, "loss": 1.0, "tolerance": 1e-5, "device": torch.device("cpu")}
     assert compare_with_baseline(BASELINE, **rest, trained={"a.weight", "b.weight", "c.weight"}).equal
     report = compare_with_baseline(BASELINE, **{**rest, "gradients": {"a.weight": ONE}}, trained={"b.weight"})
@@ -170,7 +162,7 @@ def test_gradient_missing_on_one_worker_is_not_equal(alone: None) -> None:
 @pytest.mark.parametrize(("data", "num_steps"), [(1, 2), (2, 3)])
 @pytest.mark.parametrize("corrupted", [False, True])
 def test_later_steps_are_compared_too(
-    data: int, num_steps: int, corrupted: bool, alone: None, monkeypatch: pytest.MonkeyPatch
+    data: int, num_steps: int, corrupted: bool, lone_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients may be correct at first only: DDP buckets are used from the third step on."""
     steps: list[int] = []
@@ -200,7 +192,7 @@ def test_later_steps_are_compared_too(
 
 @pytest.mark.parametrize("corrupted", [False, True])
 def test_the_stream_that_inference_times_is_compare_outputs(
-    corrupted: bool, alone: None, monkeypatch: pytest.MonkeyPatch
+    corrupted: bool, lone_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first round is correct, the second is not."""
     outputs = [ONE, ONE, ONE, ONE * (2 if corrupted else 1)]

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.optimizer_step import compare_optimizer_step
 from stagewright.spec.plan import OptimizerSpec
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Worker(SimpleNamespace):
@@ -60,7 +51,7 @@ class Worker(SimpleNamespace):
         optimizer.step()
 
 
-def test_unrequested_clipping_is_detected(alone: None) -> None:
+def test_unrequested_clipping_is_detected(lone_group: Any) -> None:
     """With SGD: Adam's first step is the same for any scale of the gradients."""
     worker = Worker(clip=None, clip_to=0.1, rate=1e-3, skips_last=False)
     make = partial(make_optimizer, OptimizerSpec(name="sgd", learning_rate=1e-3))
@@ -83,7 +74,7 @@ def test_unrequested_clipping_is_detected(alone: None) -> None:
     ],
 )
 def test_a_wrong_optimizer_step_is_detected(
-    name: Any, mistake: dict[str, Any], expected: str | None, alone: None
+    name: Any, mistake: dict[str, Any], expected: str | None, lone_group: Any
 ) -> None:
     worker = Worker(**{"clip": None, "clip_to": None, "rate": 1e-3, "skips_last": False, **mistake})
     before = {name: value.detach().clone() for name, value in worker.trainable_parameters().items()}

@@ -6,7 +6,7 @@ calls the model and flattens its result. So code may branch on values, and every
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch import fx, nn
 from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.graph.cut import UnitCall
+from stagewright.graph.glue_segments import RecordedGlue
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage
-from stagewright.graph.unit_graph import UnitGraph
+from stagewright.graph.unit_graph import RecordedCall, UnitGraph
 from stagewright.structure import Structure
 
 _CALL = "stagewright_model"
@@ -87,6 +88,14 @@ class WholeModel(UnitGraph):
             vars(stage)[registry] = vars(self.model)[registry]
         object.__setattr__(stage, _CALL, self._runner)
         return stage
+
+    def record(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Iterator[RecordedCall]:
+        """Yield the call of the model."""
+        yield RecordedCall(call=self.calls[0], module=self.model, args=tuple(args), kwargs=dict(kwargs or {}))
+
+    def record_glue(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Iterator[RecordedGlue]:
+        """Yield nothing: there are no operations outside of the model."""
+        return iter(())
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Flatten the user's arguments."""

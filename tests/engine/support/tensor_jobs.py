@@ -16,7 +16,7 @@ from stagewright.engine.tensor.apply import (
     plan_tensor_parallel,
     require_whole_regions,
 )
-from stagewright.engine.tensor.regions import layer_sizes
+from stagewright.engine.tensor.regions.region_plan import layer_sizes
 
 BATCH, LENGTH = 4, 6
 

@@ -152,14 +152,6 @@ def test_splits_zoo_models(name: str) -> None:
     assert len(plan.regions) == 2 * {"digits-vit": 4, "deit-tiny": 12, "bert-minilm": 6, "gpt-layers:2": 2}.get(name, 8)
 
 
-def test_rejects_models_without_attention() -> None:
-    for name, kind in (("mlp-mnist", "tensor parallelism can't split"), ("mobilenet-v2", "MobileNetV2")):
-        with pytest.raises(UsageError, match=kind) as caught:
-            plan_tensor_parallel(zoo.load(name, batch=2).module, 2)
-        assert "no module has query, key and value layers" in str(caught.value)
-        assert str(caught.value).endswith("use data or pipeline instead")
-
-
 def test_rejects_indivisible_heads() -> None:
     with pytest.raises(UsageError, match=r"tensor=2 does not divide the 3 attention heads of .* use data or pipeline"):
         plan_tensor_parallel(zoo.load("deit-tiny", batch=2).module, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.engine.tensor.input_width import read_of_input_width
+from stagewright.engine.tensor.regions.input_width import read_of_input_width
 
 LAYERS = ("query", "key")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,9 @@ def test_a_perceptron(tmp_path: Path) -> None:
     ):
         assert seconds > 0
     assert (found.tensor, found.num_tensor, found.whole) == (None, 1, None)
-    with pytest.raises(UsageError, match="no module has query, key and value layers"):
-        measure_model(Plan(model=MLP.model, batch=8, mesh=Mesh(tensor=2)), cache=tmp_path, repeats=1)
+    divided = measure_model(Plan(model=MLP.model, batch=8, mesh=Mesh(tensor=2)), cache=tmp_path, repeats=1)
+    assert divided.tensor is not None  # one unit, since layers of several units are split together
+    assert [traffic.forward_bytes for traffic in divided.tensor] == [(8 * 128 * 4, 8 * 10 * 4)]
 
 
 def test_inference_measures_no_loss(tmp_path: Path) -> None:
@@ -102,3 +104,27 @@ def test_of_a_model_that_does_not_fit_some_parameters_are_stepped(monkeypatch: p
     assert taken(8 * 444) == [1, 100, 10]
     assert taken(8 * 44) == [1, 10]
     assert taken(8) == [1]
+
+
+def test_a_model_that_cannot_be_cut_is_measured_as_one_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        import torch
+        from torch import nn
+
+        class Branching(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 8)
+
+            def forward(self, x):
+                hidden = self.first(x)
+                return self.last(hidden) if hidden.sum() > 0 else self.last(-hidden)
+
+        def build():
+            return Branching(), (torch.randn(8, 8),)
+    """
+    (tmp_path / "branching.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    plan = Plan(model=ModelSpec(name="branching:build"), batch=8, mesh=Mesh(data=2))
+    (unit,) = measure_model(plan, cache=tmp_path, repeats=1).profile.units
+    assert (unit.name, unit.parameters.total) == ("Branching", 2 * 72)

@@ -11,7 +11,7 @@ from torch import nn
 from stagewright import structure
 from stagewright.engine.batch.microbatch import find_batch_dims
 from stagewright.engine.batch.precision import autocast_of
-from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_parallel
+from stagewright.engine.tensor.apply import divides_regions, modules_to_keep_whole, plan_tensor_parallel
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import CaptureError, UnknownName, UsageError
 from stagewright.graph.capture import capture
@@ -69,9 +69,19 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
                 raise _suggest_uncut(error, plan) from error
             return _as_whole(model, str(error))
         if plan.mesh.tensor > 1 and units == "auto":
-            regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
-            whole_modules = modules_to_keep_whole(regions, [call.target for call in graph.calls])
-            return _capture(model, whole_modules) if whole_modules else graph
+            return _keep_regions_whole(plan, model, graph)
+    return graph
+
+
+def _keep_regions_whole(plan: Plan, model: Model, graph: UnitGraph) -> UnitGraph:
+    """Return a graph whose units hold whole tensor-parallel regions; without stages that may be the whole model."""
+    regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+    targets = [call.target for call in graph.calls]
+    whole_modules = modules_to_keep_whole(regions, targets)
+    if whole_modules:
+        return _capture(model, whole_modules)
+    if plan.num_stages == 1 and divides_regions(regions, targets):
+        return _as_whole(model, "tensor parallelism splits layers of several units together")
     return graph
 
 

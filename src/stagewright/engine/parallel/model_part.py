@@ -155,6 +155,10 @@ class ModelPart:
                 gradients[name] = gradient if self.shards is None else self.shards.distributed(full[name], gradient)
         return full_tensors(self.model.module, gradients, torch.device("cpu"))
 
+    def full_buffers(self) -> dict[str, torch.Tensor]:
+        """Gather the full buffers of this worker's stages, such as the statistics of divided channels."""
+        return full_tensors(self.model.module, self.buffers())
+
     def zero_gradients(self) -> None:
         """Drop all gradients."""
         for parameter in (*self.module.parameters(), *self.optimizer_parameters().values()):

@@ -136,7 +136,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
 
     def compare(loss: float, outputs: Sequence[Any]) -> ParityReport:
         activity.begin("compare with the baseline")
-        buffers = runner.part.buffers()
+        buffers = runner.part.full_buffers()
         return compare_with_baseline(
             baseline,
             loss=loss,

@@ -1,4 +1,4 @@
-"""Tensor parallelism: split the linear layers of transformer blocks over workers, derived from the model alone.
+"""Tensor parallelism: split linear layers and convolutions over workers, derived from the model alone.
 
     plan = plan_tensor_parallel(model, 2)      # which layers are column- or row-parallel, or an error with the reason
     axis = apply_tensor_parallel(model, group) # in place; ``axis.payload_bytes`` counts the all-reduces
@@ -22,7 +22,8 @@ from torch import nn
 from stagewright.engine.tensor.axis import TensorAxis, process_group_of
 from stagewright.engine.tensor.dropout import ShardedDropout
 from stagewright.engine.tensor.layers import Region, shard_layer, shard_layouts
-from stagewright.engine.tensor.regions import RegionPlan, find_regions, layer_sizes
+from stagewright.engine.tensor.regions.by_name import find_regions
+from stagewright.engine.tensor.regions.region_plan import RegionPlan, layer_sizes
 from stagewright.engine.tensor.sequence import DividedBlock
 from stagewright.engine.tensor.sequence_plan import SequencePlan
 from stagewright.engine.tensor.vocabulary import VocabularyPlan, find_vocabulary, shard_vocabulary
@@ -57,10 +58,13 @@ def plan_tensor_parallel(model: nn.Module, num_workers: int, *, vocab_parallel: 
             "set output_attentions=False"
         )
     regions, replicated = find_regions(model)
-    for region in regions:
-        for what, number in region.divisible.items():
-            if number % num_workers:
-                raise _not_divisible(model, region, what, number, num_workers, regions)
+    uneven = [region for region in regions if _indivisible(region, num_workers)]
+    if len(uneven) == len(regions) or not all(region.by_flow for region in uneven):
+        region = next(region for region in uneven if len(uneven) == len(regions) or not region.by_flow)
+        raise _not_divisible(model, region, *_indivisible(region, num_workers)[0], num_workers, regions)
+    if uneven:
+        regions = tuple(region for region in regions if region not in uneven)
+        replicated = replicated or f"{uneven[0].column_layers[0]!r}, because {num_workers} does not divide its channels"
     vocabulary = None
     if vocab_parallel:
         in_regions = [name for region in regions for name, _ in region.layers()]
@@ -170,6 +174,11 @@ def modules_to_keep_whole(plan: TensorPlan, targets: Iterable[str]) -> list[str]
     return owners if all(owners) else []
 
 
+def divides_regions(plan: TensorPlan, targets: Iterable[str]) -> bool:
+    """Whether the given units divide a region."""
+    return bool(_divided_regions(plan, targets))
+
+
 def _divided_regions(plan: TensorPlan, targets: Iterable[str]) -> list[tuple[RegionPlan, set[str | None]]]:
     """Return the regions whose layers lie in several units or outside of all units, with those units."""
     units = set(targets)
@@ -205,6 +214,11 @@ def _has_dropout(owner: nn.Module) -> bool:
     rates = [module.p for module in owner.modules() if isinstance(module, nn.Dropout)]
     rates += [value for name, value in vars(owner).items() if "drop" in name and isinstance(value, float | int)]
     return any(rate > 0 for rate in rates)
+
+
+def _indivisible(region: RegionPlan, num_workers: int) -> list[tuple[str, int]]:
+    """Return the sizes of a region that the number of workers does not divide, with their names."""
+    return [(what, number) for what, number in region.divisible.items() if number % num_workers]
 
 
 def _not_divisible(

@@ -1,4 +1,4 @@
-"""Column- and row-parallel linear layers.
+"""Column- and row-parallel linear layers and convolutions.
 
     x ─ copy ─┬─ column: q ─┐                    A region: column-parallel layers hold a shard of the output features,
               ├─ column: k ─┼─ heads ─ row ─ all-reduce ─ + bias ─ y     the row-parallel layer the matching shard of
@@ -24,6 +24,8 @@ from torch.nn import functional
 from stagewright import structure
 from stagewright.engine.tensor.axis import Axis, TensorAxis, pad_shard, shard_sizes
 from stagewright.engine.tensor.dropout import ShardedDropout
+from stagewright.engine.tensor.multihead import ColumnMultiheadAttention
+from stagewright.engine.tensor.regions.region_plan import is_transposed
 from stagewright.engine.tensor.sequence import DividedBlock, find_hidden
 from stagewright.errors import UsageError
 from stagewright.machine.hollow import is_hollow
@@ -181,6 +183,8 @@ class _Row(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._region.leave()
+        if isinstance(self, _CONVOLUTIONS):
+            return self._convolve(x)
         rows = x.reshape(-1, x.size(-1))
         # Conv1D stores its weight transposed.
         partial = torch.mm(rows, self.weight) if self._transposed else functional.linear(rows, self.weight)
@@ -189,6 +193,14 @@ class _Row(nn.Module):
         bias = None if self.bias is None else self.bias.to(total.dtype)  # as autocast does in an unsharded layer
         result = total if bias is None else total + bias
         return result.view(shape) if block is None else result
+
+    def _convolve(self: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return what a row-parallel convolution computes; channels come before the dimensions of space."""
+        total: torch.Tensor = self._region.axis.reduce_from_region(self._conv_forward(x, self.weight, None))
+        if self.bias is None:
+            return total
+        bias: torch.Tensor = self.bias.to(total.dtype).view(-1, *(1 for _ in self.kernel_size))
+        return total + bias
 
 
 class _Shared(nn.Module):
@@ -223,36 +235,64 @@ class _Norm(nn.Module):
         return (self.weight * (values * scale)).to(x.dtype)
 
 
-_STYLES: dict[str, type[nn.Module]] = {"column": _Column, "row": _Row, "shared": _Shared, "norm": _Norm}
+class _Channel(nn.Module):
+    """A norm or a grouped convolution of this worker's channels."""
+
+    _region: Region
+
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_STYLES: dict[str, type[nn.Module]] = {
+    "column": _Column,
+    "row": _Row,
+    "shared": _Shared,
+    "norm": _Norm,
+    "channel": _Channel,
+}
+_SIZES = {
+    "column": ("out_features", "nf", "out_channels", "num_heads"),
+    "row": ("in_features", "nx", "in_channels"),
+    "channel": ("num_features", "num_channels", "num_groups", "in_channels", "out_channels", "groups"),
+}
+"""Attributes that are divided by the number of workers, by style."""
+_CHANNEL_TENSORS = ("weight", "bias", "running_mean", "running_var")
 _classes: dict[tuple[str, type], type] = {}
 
 
 def shard_layer(layer: nn.Module, style: str, region: Region, sections: tuple[int, ...] = (1,)) -> None:
     """Make a layer part of a region, in place: change its class and sizes, keep this worker's shard of the weights."""
     kind = type(layer)
-    if (style, kind) not in _classes:
+    if kind is nn.MultiheadAttention:
+        _classes[style, kind] = ColumnMultiheadAttention
+    elif (style, kind) not in _classes:
         _classes[style, kind] = type(f"{style.title()}{kind.__name__}", (_STYLES[style], kind), {})
     axis = region.axis
     if style != "shared":
-        # nn.Linear stores (out, in), transformers' Conv1D (in, out).
-        is_linear = isinstance(layer, nn.Linear)
-        out_dim, in_dim = (0, 1) if is_linear or style == "norm" else (1, 0)
-        dims = {"weight": in_dim if style == "row" else out_dim}
-        if style == "column" and getattr(layer, "bias", None) is not None:
-            dims["bias"] = 0
+        dims = _sharded_dims(layer, style)
         layouts = {name: ShardLayout(dim=dim, sections=sections, axis=axis) for name, dim in dims.items()}
         for name, layout in layouts.items():
-            parameter = layer.get_parameter(name)
+            value = getattr(layer, name)
             # Keep the parameter object: the caller may hold references to it.
-            parameter.grad = None
-            parameter.data = layout.shard(parameter.data)
+            value.grad = None
+            value.data = layout.shard(value.data)
         setattr(layer, LAYOUTS, layouts)
-        if style != "norm":
-            size = {"column": ("out_features", "nf"), "row": ("in_features", "nx")}[style][0 if is_linear else 1]
-            setattr(layer, size, getattr(layer, size) // axis.num_workers)
+        for size in _SIZES.get(style, ()):
+            if hasattr(layer, size):
+                setattr(layer, size, getattr(layer, size) // axis.num_workers)
+    layer._transposed = is_transposed(layer)  # type: ignore[assignment]
     layer.__class__ = _classes[style, kind]
     layer._region = region  # type: ignore[assignment]
-    layer._transposed = not isinstance(layer, nn.Linear)  # type: ignore[assignment]
+
+
+def _sharded_dims(layer: nn.Module, style: str) -> dict[str, int]:
+    """Return the dimension of each sharded tensor of a layer, by its name."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return {name: 0 for name in ("in_proj_weight", "in_proj_bias") if getattr(layer, name) is not None}
+    if style == "channel":
+        return {name: 0 for name in _CHANNEL_TENSORS if getattr(layer, name, None) is not None}
+    out_dim, in_dim = (1, 0) if is_transposed(layer) and style != "norm" else (0, 1)
+    has_bias = style == "column" and getattr(layer, "bias", None) is not None
+    return {"weight": in_dim if style == "row" else out_dim} | ({"bias": 0} if has_bias else {})
 
 
 def shard_layouts(model: nn.Module) -> dict[str, ShardLayout]:

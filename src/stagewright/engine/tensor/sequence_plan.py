@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from stagewright.engine.tensor.axis import SEQUENCE_DIM
-from stagewright.engine.tensor.regions import RegionPlan, parameter_holders
+from stagewright.engine.tensor.regions.region_plan import RegionPlan, parameter_holders
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 
@@ -112,6 +112,10 @@ def _reason_whole(model: nn.Module, target: str, regions: Sequence[RegionPlan]) 
         if region not in own and any(layer.startswith(f"{target}.") for layer, _ in region.layers()):
             return f"{target} holds a part of the split layers of {region.owner}"
     layers = {layer for region in own for layer, _ in region.layers()}
+    by_flow = (layer for region in own if region.by_flow for layer, _ in region.layers())
+    mixing = [name for name in by_flow if not _is_tokenwise(model.get_submodule(name))]
+    if mixing:
+        return f"{mixing[0]} ({type(model.get_submodule(mixing[0])).__name__}) may use several tokens at once"
     attentions = [region.owner for region in own if region.is_attention]
     if target in attentions:
         return f"{target} holds attention alone, without the norm before it"

@@ -2,7 +2,8 @@
 
 A pattern is matched at every module. A match by name is then verified by shapes and by what the attention's code
 reads, and rejected if its meaning is uncertain: a wrong guess would silently train a different function. Rejected
-layers stay replicated, with the reason; a model of which no layer can be split is refused.
+layers stay replicated, with the reason. Where no name matches, layers are split by channels (``channels.py``); a model
+of which no layer can be split is refused.
 Pure functions of the module tree; the model is not changed.
 """
 
@@ -11,14 +12,15 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
 from torch import nn
 
-from stagewright.engine.tensor.input_width import read_of_input_width
-from stagewright.engine.tensor.patterns import ATTENTION, FEED_FORWARD, Pattern
+from stagewright.engine.tensor.regions.by_flow import find_channel_regions
+from stagewright.engine.tensor.regions.input_width import read_of_input_width
+from stagewright.engine.tensor.regions.patterns import ATTENTION, FEED_FORWARD, Pattern
+from stagewright.engine.tensor.regions.region_plan import RegionPlan, join_names, layer_sizes, parameter_holders
 from stagewright.errors import UsageError
 
 # Norms that an attention may apply to each head, with weights of one head's size.
@@ -37,42 +39,6 @@ _UNAFFECTED = (*_HEAD_SIZES, *_ROTARY, "layer_idx", "layer_id", "sliding_window"
 _CONFIG_SIZES = (*_HEAD_COUNTS, *_KEY_HEAD_COUNTS, "hidden_size", "n_embd", "d_model")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionPlan:
-    """The layers of one region and their parallel styles."""
-
-    owner: str
-    """Module whose forward runs inside the region."""
-    column_layers: tuple[str, ...]
-    """Column-parallel layers: output features are sharded."""
-    row_layer: str
-    """Row-parallel layer: input features are sharded."""
-    shared_layers: tuple[str, ...] = ()
-    """Replicated layers inside the region; their gradients are all-reduced."""
-    wide_norms: tuple[str, ...] = ()
-    """RMS norms over the features of all heads, which are sharded like these features."""
-    sections: tuple[int, ...] = (1,)
-    """Relative sizes of the sections packed into a column-parallel layer (query, key and value heads)."""
-    divisible: dict[str, int] = field(default_factory=dict)
-    """Sizes that the number of workers must divide, by their name in error messages."""
-    attributes: tuple[str, ...] = ()
-    """Attributes of the owner (number of heads, widths) to divide by the number of workers."""
-    config_attributes: tuple[str, ...] = ()
-    """The same of the owner's configuration."""
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether attention heads are split, not the inner features of a feed-forward layer."""
-        return "attention heads" in self.divisible
-
-    def layers(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and parallel style of each layer: ``column``, ``shared``, ``norm`` or ``row``."""
-        yield from ((name, "column") for name in self.column_layers)
-        yield from ((name, "shared") for name in self.shared_layers)
-        yield from ((name, "norm") for name in self.wide_norms)
-        yield self.row_layer, "row"
-
-
 def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
     """Find the regions of a model, in module order; raise if there are none.
 
@@ -82,7 +48,7 @@ def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
     holders = parameter_holders(model)
     regions, reasons = _find_attentions(model, modules, holders)
     row_layers = {region.row_layer for region in regions}
-    blocks = [_block(name, modules) for name, module in modules.items() if _match(module, ATTENTION)]
+    blocks = [_block(name, modules) for name, module in modules.items() if _is_attention(module)]
     matches = {name: pattern for name, module in modules.items() if (pattern := _match(module, FEED_FORWARD))}
     counts = Counter(type(modules[name]) for name in matches)
     for name, pattern in matches.items():
@@ -90,14 +56,19 @@ def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
         # A pair of layers that occurs once, outside of a block, may be anything.
         is_inside = any(name == block or not block or name.startswith(f"{block}.") for block in blocks)
         is_known = is_inside or bool(pattern.owner_classes) or counts[type(module)] > 1
-        if not is_known or _join(name, pattern.row) in row_layers:
+        if not is_known or join_names(name, pattern.row) in row_layers:
             continue
         try:
             regions.append(_feed_forward(name, module, pattern, holders))
         except UsageError as error:
             reasons.append(str(error))
-    if not regions:
-        raise UsageError(reasons[0] if reasons else _no_attention(model, modules))
+    if all(region.is_attention for region in regions):
+        by_flow, others = find_channel_regions(model)
+        if not regions and not by_flow:
+            raise UsageError(reasons[0] if reasons else _no_attention(model, modules))
+        if not regions:
+            reasons = [_stay_replicated(others)] if others else []
+        regions += by_flow
     order = {name: index for index, name in enumerate(modules)}
     reason = reasons[0].removesuffix("use data or pipeline instead").rstrip(" ;:") if reasons else ""
     return tuple(sorted(regions, key=lambda region: order[region.column_layers[0]])), reason
@@ -120,11 +91,13 @@ def _find_attentions(
     regions, reasons = [], []
     for name, module in modules.items():
         pattern = _match(module, ATTENTION)
-        if pattern is not None:
-            try:
+        try:
+            if pattern is not None:
                 regions.append(_attention(name, module, pattern, holders))
-            except UsageError as error:
-                reasons.append(str(error))
+            elif type(module) is nn.MultiheadAttention:
+                regions.append(_multihead(name, module, holders))
+        except UsageError as error:
+            reasons.append(str(error))
     if not regions and not reasons:
         reasons.append(_no_attention(model, modules))
     for name, _ in model.named_parameters():
@@ -135,12 +108,6 @@ def _find_attentions(
             )
             return [], [*reasons, reason]
     return regions, reasons
-
-
-def layer_sizes(layer: nn.Module) -> tuple[int, int]:
-    """Return the input and output features of an nn.Linear or Conv1D."""
-    weight = layer.get_parameter("weight")
-    return (weight.shape[1], weight.shape[0]) if isinstance(layer, nn.Linear) else (weight.shape[0], weight.shape[1])
 
 
 def _match(module: nn.Module, patterns: tuple[Pattern, ...]) -> Pattern | None:
@@ -154,9 +121,31 @@ def _match(module: nn.Module, patterns: tuple[Pattern, ...]) -> Pattern | None:
     return None
 
 
+def _is_attention(module: nn.Module) -> bool:
+    return type(module) is nn.MultiheadAttention or _match(module, ATTENTION) is not None
+
+
+def _multihead(name: str, module: nn.MultiheadAttention, holders: dict[int, list[str]]) -> RegionPlan:
+    """Return the region of torch's own attention, which packs query, key and value into one weight."""
+    where = f"{name} (MultiheadAttention)"
+    if not module._qkv_same_embed_dim or module.bias_k is not None or module.add_zero_attn:
+        raise UsageError(
+            f"{where}: tensor parallelism can't split it with kdim, vdim, add_bias_kv or add_zero_attn; use data or "
+            "pipeline instead"
+        )
+    _require_untied([module.out_proj], holders, where)
+    return RegionPlan(
+        owner=name,
+        column_layers=(name,),
+        row_layer=join_names(name, "out_proj"),
+        sections=(1, 1, 1),
+        divisible={"attention heads": module.num_heads},
+    )
+
+
 def _attention(name: str, module: nn.Module, pattern: Pattern, holders: dict[int, list[str]]) -> RegionPlan:
     owner = module.get_submodule(pattern.owner)
-    where = f"{_join(name, pattern.owner)} ({type(owner).__name__})"
+    where = f"{join_names(name, pattern.owner)} ({type(owner).__name__})"
     columns, row = [module.get_submodule(path) for path in pattern.columns], module.get_submodule(pattern.row)
     width_in, width = layer_sizes(columns[0])
     if pattern.columns == ("c_attn",) and width != 3 * width_in:
@@ -199,11 +188,11 @@ def _attention(name: str, module: nn.Module, pattern: Pattern, holders: dict[int
         )
     attributes, config_attributes = _attributes_to_divide(owner, where, heads, key_heads, head_size)
     return RegionPlan(
-        owner=_join(name, pattern.owner),
-        column_layers=tuple(_join(name, path) for path in pattern.columns),
-        row_layer=_join(name, pattern.row),
-        shared_layers=tuple(_join(_join(name, pattern.owner), path) for path in norms),
-        wide_norms=tuple(_join(_join(name, pattern.owner), path) for path in wide),
+        owner=join_names(name, pattern.owner),
+        column_layers=tuple(join_names(name, path) for path in pattern.columns),
+        row_layer=join_names(name, pattern.row),
+        shared_layers=tuple(join_names(join_names(name, pattern.owner), path) for path in norms),
+        wide_norms=tuple(join_names(join_names(name, pattern.owner), path) for path in wide),
         sections=(heads, key_heads, key_heads) if pattern.num_sections == 3 else (1,),
         divisible={"attention heads": heads, "key/value heads": key_heads},
         attributes=attributes,
@@ -224,13 +213,13 @@ def _feed_forward(name: str, module: nn.Module, pattern: Pattern, holders: dict[
         )
     is_direct = all("." not in path for path in pattern.columns) and not list(module.parameters(recurse=False))
     is_certain = bool(pattern.owner_classes)
-    if is_direct and not is_certain and not any(_match(submodule, ATTENTION) for submodule in module.modules()):
+    if is_direct and not is_certain and not any(map(_is_attention, module.modules())):
         _require_only(module, [*columns, row], where, 0)
     _require_untied([*columns, row], holders, where)
     return RegionPlan(
         owner=name,
-        column_layers=tuple(_join(name, path) for path in pattern.columns),
-        row_layer=_join(name, pattern.row),
+        column_layers=tuple(join_names(name, path) for path in pattern.columns),
+        row_layer=join_names(name, pattern.row),
         sections=(1,) * pattern.num_sections,
         divisible={"inner features": row_in},
     )
@@ -334,13 +323,10 @@ def _require_untied(layers: list[nn.Module], holders: dict[int, list[str]], wher
             )
 
 
-def parameter_holders(model: nn.Module) -> dict[int, list[str]]:
-    """Return all names of each parameter, by its identity: several for a tied weight."""
-    holders: dict[int, list[str]] = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            holders.setdefault(id(parameter), []).append(_join(prefix, name))
-    return holders
+def _stay_replicated(names: list[str]) -> str:
+    """Say which layers are in no region of a model without attention under a known name."""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]!r}{others}, because their output is normalized, added to another or used twice"
 
 
 def _no_attention(model: nn.Module, modules: dict[str, nn.Module]) -> str:
@@ -350,12 +336,12 @@ def _no_attention(model: nn.Module, modules: dict[str, nn.Module]) -> str:
         for child in _PACKED_QKV:
             if "Attention" in type(module).__name__ and isinstance(getattr(module, child, None), nn.Module):
                 return (
-                    f"tensor parallelism can't split {kind}: {_join(name, child)} ({type(module).__name__}) packs "
+                    f"tensor parallelism can't split {kind}: {join_names(name, child)} ({type(module).__name__}) packs "
                     f"query, key and value in an unknown order; {fix}"
                 )
     return (
-        f"tensor parallelism can't split {kind}: it splits attention heads and the layers around them, but no module "
-        f"has query, key and value layers under a known name (q_proj, query, q_lin, c_attn); {fix}"
+        f"tensor parallelism can't split {kind}: no module has query, key and value layers under a known name (q_proj, "
+        f"query, q_lin, c_attn), and no two layers have only operations between them that treat channels alike; {fix}"
     )
 
 
@@ -364,7 +350,3 @@ def _below(module: nn.Module, path: str) -> nn.Module | None:
     for part in path.split(".") if path else ():
         submodule = getattr(submodule, "_modules", {}).get(part)
     return submodule if isinstance(submodule, nn.Module) else None
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name

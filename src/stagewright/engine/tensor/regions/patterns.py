@@ -44,6 +44,7 @@ FEED_FORWARD = (
     Pattern(columns=("intermediate_dense",), row="output_dense"),  # wav2vec 2
     Pattern(columns=("wi_0", "wi_1"), row="wo"),  # T5 1.1, mT5
     Pattern(columns=("wi",), row="wo"),  # T5
+    Pattern(columns=("linear1",), row="linear2", owner_classes=("TransformerEncoderLayer", "TransformerDecoderLayer")),
     Pattern(columns=("layer_1",), row="layer_2", owner_classes=("XLNetFeedForward",)),
     Pattern(columns=("linear_1",), row="linear_2", owner_classes=("FunnelPositionwiseFFN",)),
     Pattern(columns=("intermediate",), row="output", owner_classes=("ProphetNetFeedForward",)),

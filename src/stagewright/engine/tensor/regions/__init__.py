@@ -1,0 +1,1 @@
+"""Which layers of a model tensor parallelism splits, and how."""

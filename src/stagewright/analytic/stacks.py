@@ -58,7 +58,7 @@ class Stack:
     gradient_buffer_bytes: float
     """Bytes per parameter that gradients take beside the accumulated ones where replicas reduce them."""
     blocks_ahead: float
-    """Blocks that the host enqueues ahead of the device; their gathered inputs stay allocated (`memory.ahead_bytes`)."""
+    """Blocks that the host enqueues ahead of the device: their gathered inputs stay allocated (`ahead_bytes`)."""
     fragmentation: float
     """Memory that the allocator holds beyond live tensors, as a share of activations."""
     base_bytes: int

@@ -258,9 +258,7 @@ class StepModel:
         rows = [self._microbatch_memory(rank) for rank in distinct]
         return tuple(
             rows[kind].holding(
-                rank,
-                in_flight(self.layout, rank),
-                ahead_bytes(self.shape, self.layout, rank, self.stack.blocks_ahead),
+                rank, in_flight(self.layout, rank), ahead_bytes(self.shape, self.layout, rank, self.stack.blocks_ahead)
             )
             for rank, kind in enumerate(like)
         )

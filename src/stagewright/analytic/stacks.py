@@ -95,8 +95,9 @@ _MEGATRON = Stack(
 
 STACKS: dict[StackName, Stack] = {
     "megatron": _MEGATRON,
-    # The others state what differs. nanotron's constants were fitted on half of the open runs (benchmarks/league.py),
-    # those of stagewright's host on two own steps that the host bounds.
+    # The others state what differs. nanotron's constants were fitted on half of the open runs (benchmarks/league.py);
+    # host_peer_s was read off all of them and is at the minimum of that half's error. Those of stagewright's host were
+    # fitted on two own steps that the host bounds.
     "deepspeed": replace(_MEGATRON, tensor_overlap=0.0, step_s=10e-3, fused_attention=False, bucket_bytes=1e9),
     "nanotron": replace(
         _MEGATRON,

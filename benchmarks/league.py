@@ -12,8 +12,10 @@
     not fit    runs that ran but that the forecast calls not fitting
     inside     share of rows whose measured time is inside the forecast's interval
 
-"nanotron, no stall" holds the runs whose time is nearer to the forecast without stalled pipeline messages than to that
-with them: the state of that cluster at the time of a run is in no column of the table (`tables/published.py`).
+"nanotron, unmarked" has the forecasts of all runs without stalled pipeline messages, as of a cluster of which nothing
+is known. "nanotron, no stall" holds the runs whose time is nearer to the forecast without stalled pipeline messages
+than to that with them: the state of that cluster at the time of a run is in no column of the table
+(`tables/published.py`).
 
 A row marked "fitted" was used to fit constants of `stagewright.analytic`, so it is no test; `benchmarks/tables` says
 which. Rows marked "test" were not.
@@ -88,13 +90,12 @@ def score(pairs: Sequence[tuple[Row, AnalyticForecast]]) -> dict[str, Any]:
     }
 
 
-def without_stall(row: Row, cluster: Cluster) -> AnalyticForecast | None:
-    """Return the forecast of a run whose pipeline messages did not stall; None: they did."""
+def without_stall(row: Row, cluster: Cluster) -> tuple[AnalyticForecast, bool]:
+    """Return the forecast of a run without stalled pipeline messages, and whether its time says that they stalled."""
     free, stalled = (
         forecast_layout(row.shape, replace(row.layout, message_stall_s=seconds), cluster) for seconds in (0.0, STALL_S)
     )
-    nearer = abs(math.log(free.step_s / row.step_s)) <= abs(math.log(stalled.step_s / row.step_s))
-    return free if nearer else None
+    return free, abs(math.log(free.step_s / row.step_s)) > abs(math.log(stalled.step_s / row.step_s))
 
 
 def rows_from(options: argparse.Namespace) -> list[Row]:
@@ -124,8 +125,11 @@ def main() -> None:
         if options.sample is None or len(tables[name]) < options.sample:
             cluster = named_cluster(row.cluster)
             tables[name].append((row, forecast_layout(row.shape, row.layout, cluster)))
-            if row.table == "nanotron" and (free := without_stall(row, cluster)) is not None:
-                tables[name.replace("nanotron", "nanotron, no stall")].append((row, free))
+            if row.table == "nanotron":
+                free, is_stalled = without_stall(row, cluster)
+                tables[name.replace("nanotron", "nanotron, unmarked")].append((row, free))
+                if not is_stalled:
+                    tables[name.replace("nanotron", "nanotron, no stall")].append((row, free))
     figures = {name: score(pairs) for name, pairs in tables.items()}
     if options.rows:
         for name, pairs in tables.items():

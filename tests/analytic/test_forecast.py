@@ -67,6 +67,32 @@ def test_what_changes_a_step() -> None:
     assert sum(base.parts.values()) == pytest.approx(base.step_s, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("stack", "ranks", "micro", "messages"),
+    [
+        ("megatron", 2, 1, 2),  # to the last rank and back
+        ("megatron", 4, 1, 6),
+        ("megatron", 4, 8, 6 + 7 * 2),
+        ("nanotron", 2, 8, 2 + 7 * 2),
+        ("nanotron", 4, 8, 6 + 7 * 4),  # a rank inside exchanges with both neighbors
+    ],
+)
+def test_messages_of_a_step(stack: str, ranks: int, micro: int, messages: int) -> None:
+    text = f"tp=8,pp={ranks},m={micro},stack={stack}"
+    free, slow = (forecast(f"{text},message_stall_s={seconds}") for seconds in (0, 10))
+    assert slow.step_s - free.step_s == pytest.approx(10 * messages, rel=1e-6)
+
+
+def test_host_time_of_tensor_ranks_across_hosts() -> None:
+    """nanotron's pipelines wait for the host, longer for each rank of a group that spans hosts."""
+    waits = [
+        forecast(f"tp={ranks},pp=2,dp={128 // (2 * ranks)},m=32,sp,stack=nanotron", cluster="16x8xh100").parts["host"]
+        for ranks in (4, 8, 16, 32)
+    ]
+    assert waits[0] < waits[1] < waits[2] < waits[3]
+    assert waits[3] / waits[2] == pytest.approx(2, rel=0.25)
+
+
 def test_memory() -> None:
     base = forecast("tp=8,pp=4,dp=2,m=32")
     first, *_, last = base.memory

@@ -47,8 +47,14 @@ class RankMemory:
         parts = {name.removesuffix("_bytes"): value for name, value in asdict(self).items() if name != "rank"}
         return max(parts, key=lambda name: parts[name])
 
-    def holding(self, rank: int, microbatches: float) -> RankMemory:
-        """Return the memory of a rank that is like this one, with so many micro-batches in flight instead of one."""
+    def holding(self, rank: int, microbatches: float, ahead_bytes: float = 0.0) -> RankMemory:
+        """Return the memory of a rank that is like this one, with so many micro-batches in flight instead of one.
+
+        Args:
+            rank: Pipeline rank.
+            microbatches: Micro-batches in flight.
+            ahead_bytes: Tensors that stay allocated because the host is ahead of the device.
+        """
         return RankMemory(
             rank=rank,
             parameters_bytes=self.parameters_bytes,
@@ -56,7 +62,7 @@ class RankMemory:
             optimizer_bytes=self.optimizer_bytes,
             activations_bytes=microbatches * self.activations_bytes,
             logits_bytes=self.logits_bytes,
-            temporary_bytes=self.temporary_bytes,
+            temporary_bytes=self.temporary_bytes + ahead_bytes,
             base_bytes=self.base_bytes,
         )
 
@@ -107,3 +113,19 @@ def block_saved_bytes(operators: tuple[Operator, ...], shape: TransformerShape, 
         return tokens * shape.width * layout.item_bytes / share
     skip = layout.recompute == "selective"
     return sum(operator.saved_bytes for operator in operators if not (skip and operator.selective))
+
+
+def ahead_bytes(shape: TransformerShape, layout: Layout, rank: int, blocks_ahead: float) -> float:
+    """Return the gathered inputs that stay allocated because the host enqueues forward passes ahead of the device.
+
+    Sequence parallelism gathers the input of two linear layers of a block and frees it after use. A tensor that two
+    streams used is reusable only when the device is done with it, so a pass that is enqueued ahead holds all of them:
+    one forward pass without a pipeline, the warm-up's but the last with one. The launch queue bounds how far the host
+    gets. Stalled messages let the device catch up.
+    """
+    if layout.tensor == 1 or not (layout.sequence_parallel and layout.regather) or layout.message_stall_s:
+        return 0.0
+    passes = 1 if layout.pipeline == 1 else min(layout.microbatches, max(0, layout.pipeline - rank - 2))
+    blocks = min(passes * layout.blocks(shape.num_layers)[rank], blocks_ahead)
+    tokens = layout.microbatch * shape.sequence_length / layout.context
+    return 2 * blocks * tokens * shape.width * layout.item_bytes * (1 - 1 / layout.tensor)

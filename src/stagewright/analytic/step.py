@@ -14,7 +14,7 @@ from stagewright.analytic.block import Operator, Operators
 from stagewright.analytic.collectives import Network
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
-from stagewright.analytic.memory import RankMemory, block_saved_bytes, moe_blocks, rank_parameters
+from stagewright.analytic.memory import RankMemory, ahead_bytes, block_saved_bytes, moe_blocks, rank_parameters
 from stagewright.analytic.pipeline import Pass, RankTime, bubble_s, in_flight
 from stagewright.analytic.plan_layout import balance
 from stagewright.analytic.shape import TransformerShape
@@ -87,12 +87,8 @@ class StepModel:
         if layout.tensor > 1:
             group = network.group(layout.tensor, layout.stride("tensor"))
             if layout.sequence_parallel:
-                if stack.tensor_adapters and group.num_hosts > 1:
-                    gather = network.collective_s("all_to_all", group, hidden / stack.tensor_adapters)
-                    scatter = gather
-                else:
-                    gather = network.collective_s("all_gather", group, hidden)
-                    scatter = network.collective_s("reduce_scatter", group, hidden)
+                gather = network.collective_s("all_gather", group, hidden)
+                scatter = network.collective_s("reduce_scatter", group, hidden)
                 # Backward gathers the divided inputs again, for the weight gradients.
                 seconds += 2 * (gather + scatter)
                 overlapped, count = 2 * (gather + scatter), 4
@@ -117,8 +113,9 @@ class StepModel:
         host = count * stack.host_collective_s
         if layout.tensor > 1:
             spread = layout.pipeline > 1 and layout.num_devices > network.devices_per_host
-            host += stack.host_tensor_s + spread * layout.tensor * stack.host_peer_s
-            if network.group(layout.tensor, layout.stride("tensor")).num_hosts > 1:
+            across = network.group(layout.tensor, layout.stride("tensor")).num_hosts > 1
+            host += stack.host_tensor_s + spread * layout.tensor * stack.host_peer_s[across]
+            if across:
                 seconds += layout.tensor * stack.peer_latency_s[spread]
         return Pass(collective_s=seconds, host_s=host)
 
@@ -259,7 +256,12 @@ class StepModel:
         """Return the peak memory of each rank."""
         distinct, like = self._distinct_ranks()
         rows = [self._microbatch_memory(rank) for rank in distinct]
-        return tuple(rows[kind].holding(rank, in_flight(self.layout, rank)) for rank, kind in enumerate(like))
+        return tuple(
+            rows[kind].holding(
+                rank, in_flight(self.layout, rank), ahead_bytes(self.shape, self.layout, rank, self.stack.blocks_ahead)
+            )
+            for rank, kind in enumerate(like)
+        )
 
     def _microbatch_memory(self, rank: int) -> RankMemory:
         """Return the memory of a rank with one micro-batch in flight."""
@@ -302,7 +304,8 @@ class StepModel:
         return RankMemory(
             rank=rank,
             parameters_bytes=layout.item_bytes * (divide if sharded >= 3 else whole),
-            gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 and not layout.gather_once else whole),
+            gradients_bytes=layout.gradient_bytes * (divide if sharded >= 2 and not layout.gather_once else whole)
+            + self.stack.gradient_buffer_bytes * (whole if replicas > 1 else 0.0),
             optimizer_bytes=states * (divide if sharded >= 1 else whole),
             activations_bytes=saved * (1 + self.stack.fragmentation),
             logits_bytes=logits,
@@ -320,7 +323,9 @@ class StepModel:
         slowest = max(range(len(slots)), key=lambda index: slots[index])
         micro = layout.microbatches
         bubble = bubble_s(layout, by_rank, slowest)
-        body = micro * slots[slowest] + bubble
+        # The messages of the first micro-batch are those of the warm-up and the drain.
+        exchanged = micro - 1 if layout.virtual == 1 else micro
+        body = micro * slots[slowest] - (micro - exchanged) * by_rank[slowest].message_s + bubble
         ends = []
         for index in sorted(set(ranks)):
             rank = distinct[index]
@@ -337,7 +342,7 @@ class StepModel:
             "recompute": micro * time.recompute_s,
             "tensor collectives": micro * time.collective_s,
             "host": micro * time.host_wait_s + self.stack.step_s,
-            "messages": micro * time.message_s,
+            "messages": exchanged * time.message_s,
             "bubble": bubble,
             "gradient collectives": gradient + sharded,
             "optimizer": optimizer,

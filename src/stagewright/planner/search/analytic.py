@@ -143,8 +143,9 @@ class AnalyticSearch:
         for candidate in ranked:
             forecast = candidate.forecast
             assert isinstance(forecast, AnalyticForecast)
-            least_s = forecast.step_s - forecast.parts["messages"] - forecast.parts["bubble"]
-            if candidate.plan.mesh.pipeline == 1 or candidate.codec != "none" or least_s >= min_s:
+            if candidate.plan.mesh.pipeline == 1 or candidate.codec != "none":
+                continue
+            if forecast.step_s - _max_message_s(candidate.plan, forecast) >= min_s:
                 continue
             for name in codecs:
                 plan = replace(candidate.plan, codec=name)
@@ -153,3 +154,14 @@ class AnalyticSearch:
                     min_s = with_codec.step_s
                     best = RankedPlan(plan=plan, codec=name, forecast=with_codec)
         return best
+
+
+def _max_message_s(plan: Plan, forecast: AnalyticForecast) -> float:
+    """Return an upper bound of the time of a pipeline's messages: those of the steady state and of the bubble.
+
+    `parts` has the messages of all micro-batches but the first. A bubble has at most twice as many as there are ranks.
+    """
+    steady, bubble = forecast.parts["messages"], forecast.parts["bubble"]
+    if plan.microbatches == 1:
+        return steady + bubble
+    return steady + min(bubble, 2 * plan.mesh.pipeline * steady / (plan.microbatches - 1))

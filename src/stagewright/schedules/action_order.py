@@ -22,7 +22,7 @@ from enum import Enum
 from functools import lru_cache
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from stagewright.errors import UsageError
 
@@ -50,7 +50,7 @@ class Action:
 
 Actions = tuple[tuple[Action, ...], ...]
 
-SEARCHED = "searched"
+SEARCHED: Final = "searched"
 """The schedule whose order a plan stores."""
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)", re.ASCII)
 _TORCH_NAMES = {

@@ -10,7 +10,7 @@ memory of a forecast has more than saved activations; the limits of the search a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from stagewright.errors import UsageError
@@ -35,12 +35,13 @@ from stagewright.simulator.step_times import pipeline_times
 from stagewright.spec.plan import Plan
 
 _MAX_ROUNDS = 3
+_TOLERANCE = 1e-3  # steps that count as equal
 
 
 def with_order(costs: PlanCosts, *, max_timed_actions: int = MAX_TIMED_ACTIONS) -> tuple[PlanCosts, Forecast]:
     """Return the costs with the best order found for their plan, and its forecast.
 
-    If no order fits, the one with the least saved activations is returned.
+    If no order fits, the one that exceeds the memory least is returned.
     """
     plan = replace(costs.plan, schedule=SEARCHED)
     built_in = dict.fromkeys(format_actions(actions) for actions in _built_in_orders(plan))
@@ -48,17 +49,42 @@ def with_order(costs: PlanCosts, *, max_timed_actions: int = MAX_TIMED_ACTIONS) 
     least = min(forecasts, key=lambda actions: (_excess(forecasts[actions]), forecasts[actions].step_s))
     problem = order_problem(_ordered(costs, least), forecasts[least])
     candidates = [parse_actions(actions) for actions in built_in]
+    few, effort = _with_few_in_flight(problem), max_timed_actions // 2
+    candidates += [order.actions for order in search_orders(few, candidates, max_timed_actions=effort)]
     for _ in range(_MAX_ROUNDS):
-        found = search_orders(problem, candidates, max_timed_actions=max_timed_actions)
-        new = [actions for actions in (format_actions(order.actions) for order in found) if actions not in forecasts]
+        found = search_orders(problem, candidates, max_timed_actions=effort)
+        orders = [*candidates, *(order.actions for order in found)]
+        new = [actions for actions in map(format_actions, orders) if actions not in forecasts]
         forecasts |= {actions: _predict(costs, actions) for actions in new}
-        excess = [_worker_excess(forecasts[actions]) for actions in new[:1]]
-        if not excess or max(excess[0]) <= 0:
+        excess = _worker_excess(forecasts[format_actions(found[0].actions)]) if found else [0]
+        if max(excess) <= 0:
             break
-        limits = zip(problem.limit_bytes, excess[0], strict=True)
+        limits = zip(problem.limit_bytes, excess, strict=True)
         problem = replace(problem, limit_bytes=tuple(limit - max(0, more) for limit, more in limits))
-    best = min(forecasts, key=lambda actions: (_excess(forecasts[actions]), forecasts[actions].step_s))
+    best = _choose(forecasts, list(built_in))
     return _ordered(costs, best), forecasts[best]
+
+
+def _choose(forecasts: Mapping[tuple[str, ...], Forecast], built_in: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Choose the shortest step that fits; of nearly equal ones the least memory, but none worse than a built-in one."""
+    excess = min(map(_excess, forecasts.values()))
+    fitting = {actions: forecast for actions, forecast in forecasts.items() if _excess(forecast) == excess}
+    limit_s = min(forecast.step_s for forecast in fitting.values()) * (1 + _TOLERANCE)
+    limit_s = min([limit_s, *(fitting[actions].step_s for actions in built_in if actions in fitting)])
+    equal = {actions: forecast for actions, forecast in fitting.items() if forecast.step_s <= limit_s}
+    return min(equal, key=lambda actions: (equal[actions].peak_memory_bytes, equal[actions].step_s))
+
+
+def _with_few_in_flight(problem: OrderProblem) -> OrderProblem:
+    """Return the problem with memory for one micro-batch per worker on each stage, as the first worker of 1F1B needs.
+
+    Memory is often free, and so are orders that waste it.
+    """
+    limits = [
+        min(limit, problem.num_workers * sum(max(problem.saved_bytes[stage]) for stage in problem.stages_of(worker)))
+        for worker, limit in enumerate(problem.limit_bytes)
+    ]
+    return replace(problem, limit_bytes=tuple(limits))
 
 
 def order_problem(costs: PlanCosts, forecast: Forecast) -> OrderProblem:
@@ -86,9 +112,9 @@ def order_problem(costs: PlanCosts, forecast: Forecast) -> OrderProblem:
     )
     assert all(len(row) == count for row in saved)
     limits = []
-    for worker, line in zip(forecast.workers, problem.encode(actions), strict=True):
-        other = worker.memory.peak_bytes - problem.peak_bytes(line)
-        limits.append(math.inf if worker.memory_limit_bytes is None else worker.memory_limit_bytes - other)
+    for predicted, line in zip(forecast.workers, problem.encode(actions), strict=True):
+        other = predicted.memory.peak_bytes - problem.peak_bytes(line)
+        limits.append(math.inf if predicted.memory_limit_bytes is None else predicted.memory_limit_bytes - other)
     return replace(problem, limit_bytes=tuple(limits))
 
 

@@ -73,6 +73,11 @@ class _Builder:
         numbers = problem.edges()
         self.edges, self.edge_free = numbers, [0.0] * (max(numbers, default=0) + 1)
         self.lines: list[list[int]] = [[] for _ in self.stages]
+        # Room that a forward leaves for its micro-batch on later stages of its worker, lest all wait for memory.
+        self.reserved = [
+            sum(max(problem.saved_bytes[later]) for later in problem.stages_of(worker) if later > stage)
+            for stage, worker in enumerate(problem.stage_workers)
+        ]
         self.max_in_flight = [problem.num_stages - stage + rule.extra_in_flight for stage in range(problem.num_stages)]
 
     def build(self) -> Order | None:
@@ -107,7 +112,7 @@ class _Builder:
             in_flight = self.forwards[stage] - self.freed[stage]
             if self.forwards[stage] < self.count and in_flight < self.max_in_flight[stage]:
                 arrival = self.arrived.get(number)
-                if arrival is not None and held + changes[number] <= limit:
+                if arrival is not None and held + changes[number] + self.reserved[stage] <= limit:
                     rank = -position if self.rule.deep_first else position
                     found.append((max(now, arrival), int(not self.rule.forward_first), rank, number))
         best = min(found, default=None)

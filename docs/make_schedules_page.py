@@ -8,14 +8,19 @@ backward two (input gradient and weight gradient). `python docs/make_schedule_pi
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.schedules.action_order import Action, Actions, Kind, schedule_actions
-from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
+from stagewright.schedules.action_order import SEARCHED, Action, Actions, Kind, schedule_actions
+from stagewright.schedules.order_search.problem import OrderProblem
+from stagewright.schedules.order_search.search import search_orders
+from stagewright.schedules.order_search.timing import OrderTimer
+from stagewright.schedules.rules import FIXED_SCHEDULES, PLACEMENTS, SCHEDULES, Placement
 
 PAGE = Path(__file__).with_name("schedules.md")
 TICK = 3  # characters
+UNEQUAL = (1.0, 1.5, 1.0, 0.75)  # the layers of each worker, relative to the first
 
 HEAD = """\
 # Schedules
@@ -65,6 +70,9 @@ DESCRIPTIONS = {
     "during warm-up and drain.",
     "dualpipev": "ZBV's placement; in the steady phase, forwards of one stage alternate with backwards of the other. "
     "The backward is split only where that fills idle time.",
+    "searched": "The order is searched for the measured times of the stages and the memory limit of the workers, and "
+    "stored in the plan: [searched orders](#searched-orders). Here with equal stages, one per worker, and memory for as "
+    "many micro-batches as the first worker has in flight under `1f1b`.",
 }
 
 COMPARISON = """\
@@ -85,10 +93,42 @@ ADVICE = """\
 - **The bubble matters, and links are fast:** `interleaved`. Half the bubble, twice as many P2P messages.
 - **The bubble still matters:** `zbv` or `interleaved-zero-bubble`. Every worker has as many micro-batches in flight as the first
   under `1f1b`.
+- **Stages are unequal, or memory is short:** [`searched`](#searched-orders), an order for your times and your limit.
 - **Not sure:** [`stagewright plan`](forecast.md#plan-search) forecasts all of them on your cluster, `stagewright compare` runs them.
 
 These figures are for ideal workers. Real stages are unequal, a backward is not exactly twice a forward, links take time, and a
 split backward traverses the autograd graph twice. `stagewright compare` measures.
+"""
+
+SEARCHED_ORDERS = """\
+## Searched orders
+
+The seven schedules above are made for equal stages, and split every backward, or none, by a pattern. `--schedule searched`
+searches an order for your model and your devices:
+
+```console
+$ stagewright compare digits-vit --strategy pipeline --schedule searched --memory 1GiB
+```
+
+`stagewright train --schedule searched` does the same, and `stagewright plan --schedules 1f1b,zbv,searched` ranks such plans beside
+others.
+
+- **Input**: forward (F), input gradient (I) and weight gradient (W) of each stage, the whole backward (B), which costs less than I
+  and W, transfers, gradient all-reduce and optimizer step of each worker, all measured as for a [forecast](forecast.md), and the
+  memory limit of each device. Without a limit (`--memory`, or the cluster's), an order may hold all micro-batches.
+- **Search**: list scheduling with many rules, then changes along the critical path; of small pipelines all orders. It takes seconds,
+  and equal inputs give equal orders. The built-in schedules take part, and orders are compared by their forecasts: for the same
+  stages, none that fits is better. Unless the plan fixes `stages`, `cuts` or `placement`, one stage per worker, two in order and
+  two as a V are compared.
+- **Result**: the plan key [`actions`](plans.md#plan-file), one line per worker. All workers read the same order, a run can be
+  repeated, and you can write or edit an order yourself: an action is its stage, its kind (F, B, I, W) and its micro-batch. An order
+  that misses an action or would deadlock is refused.
+
+How much it gains depends on how unequal the stages are. Four workers and eight micro-batches as above, but the second worker's
+layers take half as long again, the last worker's a quarter less, and I and W together take a tenth longer than B:
+
+| schedule | ticks | micro-batches in flight, at most |
+|---|---:|---:|
 """
 
 DETAILS = """\
@@ -138,7 +178,7 @@ checkpointing saves.
 Forward alone needs no schedule: stage *s* runs micro-batch *k* at tick *s + k*, for every placement. With `--inference` the
 batches form one stream. The pipeline fills once instead of once per batch, with two receives posted ahead on each link.
 
-The orders of the last five schedules come from torch's schedule classes; Stagewright's
+The orders of the last five of the seven schedules come from torch's schedule classes; Stagewright's
 [own executor](decisions/0007-custom-pipeline-executor.md) runs them.
 """
 
@@ -168,11 +208,63 @@ def simulate(schedule: str, num_workers: int, num_microbatches: int) -> Schedule
     """Simulate a schedule with its default number of stages and placement."""
     rule = SCHEDULES[schedule]
     stage_workers = PLACEMENTS[rule.placement](rule.stages_per_worker * num_workers, num_workers)
-    actions = schedule_actions(schedule, stage_workers, num_microbatches)
+    if schedule == SEARCHED:
+        problem = order_problem(stage_workers, num_microbatches, [1.0] * num_workers, num_workers)
+        actions = search_orders(problem)[0].actions
+    else:
+        actions = schedule_actions(schedule, stage_workers, num_microbatches)
     return ScheduleTimeline(
         spans=_spans(actions, rule.stages_per_worker),
         in_flight=tuple(_max_in_flight(worker, rule.stages_per_worker) for worker in actions),
     )
+
+
+def order_problem(
+    stage_workers: tuple[int, ...],
+    num_microbatches: int,
+    scales: Sequence[float],
+    max_in_flight: float,
+    split_cost: float = 1.0,
+) -> OrderProblem:
+    """Return the search for an order on workers whose layers take `scales` times as long, in ticks."""
+    num_workers = max(stage_workers) + 1
+    each = len(stage_workers) // num_workers
+    units = [scales[worker] * 2 / each for worker in stage_workers]
+
+    def table(factor: float) -> tuple[tuple[float, ...], ...]:
+        return tuple((factor * unit,) * num_microbatches for unit in units)
+
+    return OrderProblem(
+        stage_workers=stage_workers,
+        action_s=(table(1.0), table(2.0), table(split_cost), table(split_cost)),
+        link_s=table(0.0)[1:],
+        saved_bytes=((1,) * num_microbatches,) * len(units),
+        pending_bytes=((0,) * num_microbatches,) * len(units),
+        limit_bytes=(max_in_flight * each,) * num_workers,
+        tail_s=(0.0,) * num_workers,
+        can_split=(True,) * len(units),
+    )
+
+
+def unequal_rows() -> list[tuple[str, float, float]]:
+    """Return name, ticks and the most micro-batches in flight of every schedule on unequal workers."""
+    layouts: list[tuple[Placement, int]] = [("in-order", 1), ("in-order", 2), ("v", 2)]
+    rows = []
+    for schedule in FIXED_SCHEDULES:
+        rule = SCHEDULES[schedule]
+        workers = PLACEMENTS[rule.placement](rule.stages_per_worker * 4, 4)
+        actions = schedule_actions(schedule, workers, 8)
+        in_flight = max(_max_in_flight(line, rule.stages_per_worker) for line in actions)
+        problem = order_problem(workers, 8, UNEQUAL, 8, 1.1)
+        rows.append((f"`{schedule}`", OrderTimer(problem).time(problem.encode(actions)).step_s, in_flight))
+    for limit in (4, 8):
+        found = []
+        for placement, each in layouts:
+            problem = order_problem(PLACEMENTS[placement](4 * each, 4), 8, UNEQUAL, limit, 1.1)
+            order = search_orders(problem)[0]
+            found.append((order.step_s, max(_max_in_flight(line, each) for line in order.actions)))
+        rows.append((f"`searched`, memory for {limit}", *min(found)))
+    return rows
 
 
 def _spans(actions: Actions, stages_per_worker: int) -> tuple[tuple[tuple[Action, int, int], ...], ...]:
@@ -253,7 +345,7 @@ def _row(schedule: str) -> list[str]:
         f"{timeline.bubble:.0%}",
         ", ".join(f"{value:g}" for value in timeline.in_flight),
         stages,
-        rule.placement,
+        "in-order or v" if rule.any_placement else rule.placement,
         microbatch_requirement(schedule),
     ]
 
@@ -268,6 +360,8 @@ def schedules_page() -> str:
         parts.append(f"### {schedule}\n\n{description}\n\n```text\n{text}\n```\n\n{picture}\n")
     parts.append(COMPARISON + "".join(f"| {' | '.join(_row(schedule))} |\n" for schedule in SCHEDULES))
     parts.append(ADVICE)
+    rows = "".join(f"| {name} | {ticks:.1f} | {in_flight:g} |\n" for name, ticks, in_flight in unequal_rows())
+    parts.append(SEARCHED_ORDERS + rows)
     parts.append(DETAILS)
     return "\n".join(parts)
 

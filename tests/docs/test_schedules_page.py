@@ -44,3 +44,15 @@ def test_step_length_follows_the_formula(script: dict[str, Any], num_workers: in
 def test_micro_batches_in_flight(script: dict[str, Any]) -> None:
     assert script["simulate"]("1f1b", 4, 16).in_flight == (4, 3, 2, 1)
     assert script["simulate"]("gpipe", 4, 16).in_flight == (16, 16, 16, 16)
+
+
+def test_a_searched_order_is_shorter_at_the_same_memory(script: dict[str, Any]) -> None:
+    """With equal workers it is as long as the warm-up and all work; with unequal ones no schedule is as short."""
+    assert (script["simulate"]("searched", 2, 4).ticks, script["simulate"]("searched", 2, 4).in_flight) == (26, (2, 2))
+    rows = {name: (ticks, in_flight) for name, ticks, in_flight in script["unequal_rows"]()}
+    searched = {name: row for name, row in rows.items() if "searched" in name}
+    fixed = [row for name, row in rows.items() if name not in searched]
+    for ticks, in_flight in searched.values():
+        assert 73 <= ticks < min(length for length, _ in fixed)
+        assert in_flight <= 8
+    assert rows["`searched`, memory for 4"][1] == 4

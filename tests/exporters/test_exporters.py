@@ -58,6 +58,25 @@ def test_torchtitans_parser_accepts_every_schedule(tmp_path: Path) -> None:
         get_schedule_class(config.parallelism.pipeline_parallel_schedule)
 
 
+def test_torchtitan_gets_a_searched_order_as_a_schedule_file() -> None:
+    """In the format that torch reads and writes."""
+    from torch.distributed.pipelining.schedules import _Action
+
+    actions = ("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1")
+    searched = make("pipeline=2", schedule="searched", microbatches=2, actions=actions)
+    exported = export_plan(searched, "torchtitan")
+    parallelism = tomllib.loads(exported.files["torchtitan.toml"])["parallelism"]
+    assert parallelism["pipeline_parallel_schedule_csv"] == "schedule.csv"
+    assert parallelism["pipeline_parallel_schedule"] == "PipelineScheduleMulti"
+    rows = exported.files["schedule.csv"].splitlines()
+    assert [[str(_Action.from_str(text)) for text in row.split(",")] for row in rows] == [
+        line.split() for line in actions
+    ]
+    names = tuple((f"model.layers.{index}",) for index in range(4))
+    with pytest.raises(UsageError, match="places its 4 stages as a V, which torchtitan's schedule files can't express"):
+        export_plan(make("pipeline=2", names, schedule="searched", cuts=("a", "b", "c"), placement="v"), "torchtitan")
+
+
 @pytest.mark.parametrize(
     ("layers", "text"),
     [(((0, 1), (2,)), "E,t*2|t,L"), (((), (0, 1, 2), ()), "E|t*3|L"), (((0,), (1,), (2,), (3, 4)), "E,t|t|t|t*2,L")],

@@ -14,7 +14,7 @@ from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Link, Links
 from stagewright.files.chakra import Collective, NodeType, read_nodes
 from stagewright.profiler.profile import Amount
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import SequenceTraffic, TensorTraffic
 from stagewright.simulator.export.chakra import write_chakra
@@ -25,7 +25,7 @@ from stagewright.spec.plan import Mesh
 LINKS = Links(intra_host=Link(bandwidth_bytes_per_s=100.0, latency_s=0.0))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", FIXED_SCHEDULES)
 def test_chrome_events_of_a_thread_never_overlap(tmp_path: Path, schedule: str) -> None:
     """Slow links: under schedules that place stages as a V a worker sends to two peers at the same time."""
     stages = 3 * SCHEDULES[schedule].stages_per_worker

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from stagewright.errors import UnknownName, UsageError
-from stagewright.schedules.rules import SCHEDULES, ScheduleName
+from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES, ScheduleName
 
 LayoutAxis: TypeAlias = Literal["tensor", "context", "expert", "data", "pipeline"]
 RecomputeMode: TypeAlias = Literal["none", "selective", "full"]
@@ -200,6 +200,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(RecomputeMode),
     "attention": ("flash", "unfused"),
     "precision": get_args(Precision),
-    "schedule": tuple(SCHEDULES),
+    "schedule": FIXED_SCHEDULES,
     "stack": get_args(StackName),
 }

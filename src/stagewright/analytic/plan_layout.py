@@ -10,6 +10,7 @@ from functools import lru_cache
 from stagewright.analytic.layout import Layout, LayoutAxis
 from stagewright.codecs.registry import get
 from stagewright.errors import UsageError
+from stagewright.schedules.action_order import SEARCHED
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
 
@@ -27,6 +28,11 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
     if not plan.training:
         raise UsageError("an analytic forecast is of a training step, but the plan has training = false")
     mesh = plan.mesh
+    if plan.schedule == SEARCHED and mesh.pipeline > 1:
+        raise UsageError(
+            'schedule = "searched" is ordered for measured times, and an analytic forecast has none: forecast it '
+            'without --analytic, or use another schedule, like "zbv"'
+        )
     optimizer = OPTIMIZERS[plan.optimizer.name]
     stages = max(1, plan.num_stages // mesh.pipeline)
     return Layout(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.api.inputs import parse_devices, parse_strategies, split_options
+from stagewright.api.order import search_order
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
 from stagewright.engine.jobs.compare import compare as run_plans, strategy_plans
@@ -150,6 +151,7 @@ def compare_strategies(
         sharding = sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)
         progress.note(f"{plan.mesh.strategy}{f' ({sharding})' if sharding else ''}: {text} …")
 
+    plans = [search_order(plan, progress) for plan in plans]
     rows = run_plans(plans, root, rounds=rounds, progress=report, hang_s=hang_s)
     if all(row.refused for row in rows):
         raise UsageError(str(rows[0].error))
@@ -162,6 +164,7 @@ def run_plan(
     """Run one plan as it is, verified against the single-device baseline."""
     check_plan(plan)
     check_on_this_machine(plan)
+    plan = search_order(plan, progress)
     rows = run_plans(
         [plan], root, progress=lambda ran, text: progress.note(f"{ran.mesh.strategy}: {text} …"), hang_s=hang_s
     )

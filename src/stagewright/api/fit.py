@@ -18,7 +18,7 @@ from stagewright.machine.machine import default_devices
 from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies, memory_of
 from stagewright.planner.scaled_models import analytic_memory, scaled_models, size_limit
 from stagewright.quantity import parse_bytes
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 from stagewright.zoo.named import catalog
@@ -114,7 +114,7 @@ def fit(
     if limit < 1:
         raise UsageError(f"--memory {memory}: nothing fits in no memory; write it like 8GiB")
     check_names("optimizer", [optimizer], OPTIMIZERS)
-    check_names("schedule", [schedule], SCHEDULES)
+    check_names("schedule", [schedule], FIXED_SCHEDULES)
     about, rest = split_options(options)
     base = Plan(
         model=ModelSpec(name=model, **about),
@@ -159,7 +159,7 @@ def _fit_analytic(
         raise UsageError("--check runs the strategy here, but --analytic is for hardware that is not at hand")
     check_names("size", [what], _SIZES)
     check_names("optimizer", [optimizer], OPTIMIZERS)
-    check_names("schedule", [schedule], SCHEDULES)
+    check_names("schedule", [schedule], FIXED_SCHEDULES)
     limit = memory if isinstance(memory, int) else parse_bytes(memory)
     about, rest = split_options(options)
     base = Plan(

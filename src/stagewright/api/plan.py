@@ -30,7 +30,8 @@ from stagewright.planner.search.result import RankedPlan, SearchResult
 from stagewright.planner.search.search import search
 from stagewright.planner.search.verify import NUM_VERIFIED, VerifiedPlans, verify as run_best
 from stagewright.quantity import format_age
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.action_order import SEARCHED
+from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.activation_checkpointing import describe_recompute
@@ -46,7 +47,7 @@ class SearchSpace:
 
     top: int = 10
     """How many plans to return."""
-    schedules: Sequence[str] = tuple(SCHEDULES)
+    schedules: Sequence[str] = FIXED_SCHEDULES
     recompute: Sequence[str] = ("none", "always")
     """Modes of activation checkpointing."""
     codecs: Sequence[str] = ("none",)
@@ -61,6 +62,11 @@ class SearchSpace:
     def check(self) -> None:
         """Refuse unknown names."""
         check_names("schedule", self.schedules, SCHEDULES)
+        if self.analytic and SEARCHED in self.schedules:
+            raise UsageError(
+                'schedule "searched" is ordered for measured times, and --analytic has none: leave out --analytic, or '
+                "search other schedules"
+            )
         check_names("recompute mode", self.recompute, RECOMPUTES)
         for name in self.codecs:
             check_codec(name)

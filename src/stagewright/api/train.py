@@ -11,6 +11,7 @@ from typing import Any
 
 from stagewright.api.inputs import load_plan, parse_devices, split_options
 from stagewright.api.metric_log import MetricLog, check_logger
+from stagewright.api.order import search_order
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
 from stagewright.engine.jobs.elastic import train_elastic
@@ -145,6 +146,8 @@ def train(
     plans = [replace(base, task=task, seed=seed, model=replace(base.model, seed=seed)) for seed in chosen]
     _check(plans, data_dir)
     weights_folder, tokenizer = _check_folders(save_weights, tokenizer)
+    ordered = search_order(plans[0], progress)  # the plans differ in their seeds
+    plans = [replace(ordered, seed=one.seed, model=one.model) for one in plans]
     begun = _checkpoints(plans, root, resume=resume, start=start)
     runs: list[RunResult] = []
     for seeded, checkpoint in zip(plans, begun, strict=True):
@@ -246,7 +249,9 @@ def _plan(
             f"{where} is a plan for {plan.model.name!r}, not for {model!r}; name that model, or leave the plan out"
         )
     if {"mesh", "schedule", "cuts"} & given.keys():  # the file's stages belong to its own mesh
-        given = {"cuts": (), "stages": None, "placement": "auto", "devices": (), **given}
+        given = {"cuts": (), "stages": None, "placement": "auto", "actions": (), "devices": (), **given}
+    if "microbatches" in given and given["microbatches"] != plan.microbatches:
+        given["actions"] = ()
     if plan.epochs is None and "epochs" not in given:
         given["epochs"] = 3
     if plan.model.num_classes is None:

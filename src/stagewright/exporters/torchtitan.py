@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 
+from stagewright.errors import UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
 from stagewright.files.toml_table import to_toml
+from stagewright.schedules.action_order import SEARCHED
+from stagewright.spec.plan import Plan
+from stagewright.spec.searched_order import require_order
 
 _SCHEDULES = {
     "gpipe": "GPipe",
@@ -15,6 +19,7 @@ _SCHEDULES = {
     "interleaved-zero-bubble": "InterleavedZeroBubble",
     "zbv": "ZBVZeroBubble",
     "dualpipev": "DualPipeV",
+    "searched": "PipelineScheduleMulti",
 }
 """Our names of schedules → those of torch.distributed.pipelining."""
 
@@ -42,8 +47,11 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
     }
     if plan.shard and mesh.pipeline > 1:
         parallelism["fsdp_reshard_after_forward"] = "never" if plan.gathers_once else "always"
-    omitted = common_omissions(plan)
+    omitted, files = common_omissions(plan), dict[str, str]()
     if mesh.pipeline > 1:
+        if plan.schedule == SEARCHED:
+            files["schedule.csv"] = _schedule_file(plan)
+            parallelism["pipeline_parallel_schedule_csv"] = "schedule.csv"
         parallelism |= {
             "pipeline_parallel_schedule": _SCHEDULES[plan.schedule],
             "pipeline_parallel_microbatch_size": size,
@@ -88,10 +96,21 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
     omitted.append("Set [model] and the tokenizer yourself: torchtitan has model definitions of its own.")
     return ExportedConfig(
         tool="torchtitan 0.2",
-        files={"torchtitan.toml": to_toml(table)},
+        files={"torchtitan.toml": to_toml(table), **files},
         command=f"torchrun --nproc-per-node {mesh.num_workers} -m torchtitan.train --job.config_file torchtitan.toml",
         omitted=tuple(omitted),
     )
+
+
+def _schedule_file(plan: Plan) -> str:
+    """Return the order of a searched schedule in the format of torch: a row of actions for each rank."""
+    if plan.resolved_placement == "v":
+        raise UsageError(
+            f"the plan places its {plan.num_stages} stages as a V, which torchtitan's schedule files can't express: "
+            'search the order with placement = "in-order", or use schedule = "zbv"'
+        )
+    require_order(plan)
+    return "".join(",".join(line.split()) + "\n" for line in plan.actions)
 
 
 def _module_names(source: ExportInput) -> list[list[str]]:

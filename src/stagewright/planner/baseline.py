@@ -77,6 +77,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         mesh=mesh,
         microbatches=microbatches,
         schedule="1f1b",
+        actions=(),
         recompute="none",
         shard=False,
         fsdp_shards=None,

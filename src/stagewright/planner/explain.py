@@ -23,7 +23,7 @@ from stagewright.planner.costs.measure import plan_microbatch_sizes
 from stagewright.planner.forecast import PreparedPlan, profiled_size
 from stagewright.runs.baseline import find_baseline
 from stagewright.runs.run_folder import RunFolder
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.stage_costs import StageCosts
 from stagewright.simulator.simulate import predict, step_seconds
@@ -220,10 +220,11 @@ def _changes(prepared: PreparedPlan) -> Iterator[tuple[str, Plan]]:
     yield from _moved_cuts(plan, names)
     for count in (plan.microbatches * 2, plan.microbatches // 2):
         if 1 <= count <= plan.batch // (min_samples * plan.mesh.data):
-            yield f"{count} micro-batches instead of {plan.microbatches}", replace(plan, microbatches=count)
+            changed = replace(plan, microbatches=count, actions=())
+            yield f"{count} micro-batches instead of {plan.microbatches}", changed
     if plan.mesh.pipeline > 1 and plan.training:
-        for name in SCHEDULES:
-            changed = replace(plan, schedule=name, stages=None, cuts=(), placement="auto")  # type: ignore[arg-type]
+        for name in FIXED_SCHEDULES:
+            changed = replace(plan, schedule=name, actions=(), stages=None, cuts=(), placement="auto")  # type: ignore[arg-type]
             if name != plan.schedule and changed.num_stages <= len(names):
                 yield f"schedule {name} instead of {plan.schedule}", changed
     if plan.recompute != "none":

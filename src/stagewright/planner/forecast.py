@@ -19,6 +19,7 @@ from stagewright.planner.costs.source import CostSource
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
 from stagewright.simulator.forecast import Forecast
+from stagewright.simulator.order_search import with_order
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.activation_checkpointing import (
@@ -29,6 +30,7 @@ from stagewright.spec.activation_checkpointing import (
 )
 from stagewright.spec.plan import Axis, Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.searched_order import lacks_order, layouts
 from stagewright.spec.unequal_devices import replica_sizes
 
 
@@ -90,10 +92,27 @@ def prepare_plan(
     topology = Topology(mesh=plan.mesh, cluster=cluster, innermost=innermost, shares=shares)
     if checkpoints_by_block(plan):
         plan = checkpoint_by_block(plan, block_ends(profile.units))
+    if lacks_order(plan):
+        costs = _search_order(plan, measured, topology, overheads)
+    else:
+        costs = _costs(plan, measured, topology, overheads)
+    return PreparedPlan(
+        plan=costs.plan,
+        measured=measured,
+        cluster=cluster,
+        overheads=overheads or EngineOverheads(),
+        costs=costs,
+        source=source,
+    )
+
+
+def _costs(plan: Plan, measured: ModelCosts, topology: Topology, overheads: EngineOverheads | None) -> PlanCosts:
+    """Compute the costs of a plan, with cuts by its policy if it names none."""
+    profile = measured.profile
     if not plan.cuts and plan.num_stages > 1:
         plan = replace(plan, cuts=choose_cuts(plan, measured, topology))
     cuts = cut_indices(profile, plan.cuts)
-    costs = plan_costs(
+    return plan_costs(
         plan,
         profile,
         topology,
@@ -106,14 +125,14 @@ def prepare_plan(
         engine_overheads=overheads,
         whole=measured.whole,
     )
-    return PreparedPlan(
-        plan=plan,
-        measured=measured,
-        cluster=cluster,
-        overheads=overheads or EngineOverheads(),
-        costs=costs,
-        source=source,
-    )
+
+
+def _search_order(plan: Plan, measured: ModelCosts, topology: Topology, overheads: EngineOverheads | None) -> PlanCosts:
+    """Search the order of actions for each open number of stages and placement; return the costs of the best."""
+    open_plans = layouts(plan, len(measured.profile.units)) or [plan]
+    found = [with_order(_costs(layout, measured, topology, overheads)) for layout in open_plans]
+    costs, _ = min(found, key=lambda pair: (not pair[1].fits, pair[1].step_s))
+    return costs
 
 
 def profiled_size(plan: Plan) -> tuple[int, int]:

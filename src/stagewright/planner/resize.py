@@ -63,6 +63,7 @@ def resize_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
         stages=None if plan.stages is None else stages,
         microbatches=microbatches,
         schedule=schedule,
+        actions=(),
         cuts=(),
         devices=(),
     )

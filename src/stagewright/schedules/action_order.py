@@ -7,20 +7,22 @@ One-forward-one-backward on 3 ranks, 4 micro-batches, time to the right:
     rank 1      F0 F1    B0 F2 B1    F3 B2    B3
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-GPipe and 1F1B are implemented here for any placement of the stages. The other orders come from torch's schedule classes
-(their ``pipeline_order``, accessed only in this file). A smaller last batch has fewer micro-batches; dropping the
-actions of the missing ones keeps every order valid, because dependencies never cross micro-batches.
+GPipe and 1F1B are implemented here for any placement of the stages. A plan stores a searched order, as text. The other
+orders come from torch's schedule classes (their ``pipeline_order``, accessed only in this file). A smaller last batch
+has fewer micro-batches; dropping the actions of the missing ones keeps every order valid, because dependencies never
+cross micro-batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from stagewright.errors import UsageError
 
@@ -48,6 +50,9 @@ class Action:
 
 Actions = tuple[tuple[Action, ...], ...]
 
+SEARCHED: Final = "searched"
+"""The schedule whose order a plan stores."""
+_ACTION = re.compile(r"(\d+)([FBIW])(\d+)", re.ASCII)
 _TORCH_NAMES = {
     "interleaved": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS",
@@ -59,15 +64,24 @@ _TORCH_NAMES = {
 
 @lru_cache(maxsize=256)
 def schedule_actions(
-    schedule: str, stage_workers: tuple[int, ...], num_microbatches: int, num_present: int | None = None
+    schedule: str,
+    stage_workers: tuple[int, ...],
+    num_microbatches: int,
+    num_present: int | None = None,
+    searched: tuple[str, ...] = (),
 ) -> Actions:
     """Return the actions of every pipeline worker, given the worker of each stage.
 
-    A smaller last batch has only the first ``num_present`` micro-batches.
+    A smaller last batch has only the first ``num_present`` micro-batches. ``searched``: the order of the schedule of
+    that name, as text; for more micro-batches than it has, it is repeated.
     """
     num_workers, num_stages = max(stage_workers) + 1, len(stage_workers)
     one_stage_per_worker = stage_workers == tuple(range(num_workers))
-    if schedule == "gpipe" and one_stage_per_worker:
+    if schedule == SEARCHED and num_workers == 1:
+        schedule = "1f1b"
+    if schedule == SEARCHED:
+        orders = _repeat(parse_actions(searched), num_microbatches)
+    elif schedule == "gpipe" and one_stage_per_worker:
         orders = tuple(_gpipe(worker, num_microbatches) for worker in range(num_workers))
     elif schedule == "1f1b" and one_stage_per_worker:
         orders = tuple(
@@ -102,6 +116,38 @@ def forward_stream(stage_workers: tuple[int, ...], worker: int, exists: Callable
             return
         for stage, number in due.items():
             yield Action(Kind.FORWARD, stage, number)
+
+
+def format_actions(actions: Actions) -> tuple[str, ...]:
+    """Format the actions of every worker as text: stage, kind and micro-batch of each, as in torch's schedule files."""
+    return tuple(" ".join(map(str, line)) for line in actions)
+
+
+def parse_actions(lines: Sequence[str]) -> Actions:
+    """Parse the actions of every worker."""
+    return tuple(tuple(_parse_action(word) for word in line.split()) for line in lines)
+
+
+def _parse_action(word: str) -> Action:
+    matched = _ACTION.fullmatch(word)
+    if matched is None:
+        raise UsageError(f"{word!r} is not an action: write stage, kind (F, B, I or W) and micro-batch, like 0F3")
+    stage, kind, microbatch = matched.groups()
+    return Action(Kind(kind), int(stage), int(microbatch))
+
+
+def _repeat(searched: Actions, num_microbatches: int) -> Actions:
+    """Repeat an order until it has this many micro-batches."""
+    assert searched, "the order was not searched yet"
+    size = 1 + max(action.microbatch for action in searched[0])
+    return tuple(
+        tuple(
+            Action(action.kind, action.stage, action.microbatch + first)
+            for first in range(0, num_microbatches, size)
+            for action in actions
+        )
+        for actions in searched
+    )
 
 
 def _gpipe(rank: int, num_microbatches: int) -> tuple[Action, ...]:

@@ -5,7 +5,8 @@
     v              0: s0 s3                                               1: s1 s2
     client-server  0: s0 s2 (the client)                                  1: s1
 
-`action_order` defines the order of each schedule; the engine executes it.
+`action_order` defines the order of each schedule; the engine executes it. The order of "searched" is found by
+`order_search` for the measured times of a model, and a plan stores it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ScheduleName: TypeAlias = Literal[
-    "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"
+    "gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev", "searched"
 ]
 Placement: TypeAlias = Literal["in-order", "v", "client-server"]
 
@@ -29,6 +30,9 @@ class ScheduleRule:
     any_number_of_stages: bool = False
     """Whether a plan may set another number of stages per worker."""
     placement: Placement = "in-order"
+    """Default placement."""
+    any_placement: bool = False
+    """Whether a plan may also place stages as a V, whatever the default."""
     min_microbatches: Callable[[int, int], int] = lambda num_stages, num_workers: 1
     """Minimum number of micro-batches, from the numbers of stages and of pipeline workers."""
     rounds: bool = False
@@ -52,7 +56,10 @@ SCHEDULES: dict[str, ScheduleRule] = {
         min_microbatches=lambda num_stages, num_workers: 2 * num_workers,
         splits_backward=True,
     ),
+    "searched": ScheduleRule(any_number_of_stages=True, any_placement=True, splits_backward=True),
 }
+FIXED_SCHEDULES = tuple(name for name in SCHEDULES if name != "searched")
+"""The schedules whose order follows from stages, workers and micro-batches alone."""
 
 
 def _in_order(num_stages: int, num_workers: int) -> tuple[int, ...]:

@@ -80,9 +80,12 @@ class ActionGraph:
 
 
 @lru_cache(maxsize=128)
-def training_graph(schedule: str, stage_workers: tuple[int, ...], num_microbatches: int) -> ActionGraph:
-    """Build the graph of a training step."""
-    return build_graph(schedule_actions(schedule, stage_workers, num_microbatches), stage_workers)
+def training_graph(
+    schedule: str, stage_workers: tuple[int, ...], num_microbatches: int, searched: tuple[str, ...] = ()
+) -> ActionGraph:
+    """Build the graph of a training step; ``searched``: the order of the schedule of that name."""
+    actions = schedule_actions(schedule, stage_workers, num_microbatches, searched=searched)
+    return build_graph(actions, stage_workers)
 
 
 @lru_cache(maxsize=32)

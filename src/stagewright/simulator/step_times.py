@@ -83,7 +83,7 @@ def step_graph(costs: PlanCosts) -> ActionGraph:
     """Build the action graph of a plan's step; inference is one stream over all its steps."""
     plan, num_microbatches = costs.plan, len(costs.shares)
     if plan.training:
-        return training_graph(plan.schedule, plan.stage_workers, num_microbatches)
+        return training_graph(plan.schedule, plan.stage_workers, num_microbatches, plan.actions)
     return inference_graph(plan.stage_workers, num_microbatches * plan.steps)
 
 

@@ -201,6 +201,8 @@ class Plan:
     """Micro-batches per replica and step."""
     schedule: ScheduleName = "1f1b"
     """Order of micro-batches on the pipeline stages."""
+    actions: tuple[str, ...] = ()
+    """The actions of each pipeline worker in their order, under schedule "searched"; empty: still to be searched."""
     split: str = "optimal"
     """Policy that chooses the cuts; unused if `cuts` are given."""
     cuts: tuple[str, ...] = ()

@@ -76,6 +76,7 @@ _PLAN: dict[str, Reader] = {
     "batch": integer,
     "microbatches": integer,
     "schedule": choice(*SCHEDULES),
+    "actions": list_of(text),
     "split": text,
     "cuts": list_of(text),
     "units": text,

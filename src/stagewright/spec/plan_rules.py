@@ -21,6 +21,7 @@ from stagewright.spec.activation_checkpointing import check_recompute
 from stagewright.spec.cuda_graphs import check_cuda_graphs
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.spec.searched_order import check_order
 from stagewright.spec.unequal_devices import given_speeds, replica_sizes
 from stagewright.user_code import is_user_defined, split_name
 
@@ -47,6 +48,7 @@ def check_plan(plan: Plan) -> None:
     _check_devices(plan)
     _check_stages(plan)
     _check_schedule(plan)
+    check_order(plan)
     _check_features(plan)
     _check_codecs(plan)
     check_cuda_graphs(plan)
@@ -208,7 +210,7 @@ def _check_schedule(plan: Plan) -> None:
     num_stages, num_workers = plan.num_stages, plan.mesh.pipeline
     if placement == "client-server":
         _check_client_server(plan)
-    elif placement != rule.placement:
+    elif placement != rule.placement and not rule.any_placement:
         raise UsageError(
             f"schedule {plan.schedule!r} places its stages {rule.placement}, not {placement}: "
             f'use placement = "{rule.placement}" or leave it out'

@@ -118,6 +118,27 @@ def test_plan(folder: Path) -> None:
     assert same["step_s"] == pytest.approx(steps[0]), "plan and forecast take the same measurements"
 
 
+def test_a_searched_order_is_forecast_and_runs(folder: Path) -> None:
+    """Its run stores it, so that its plan is forecast and runs the same way again."""
+    from stagewright.spec.plan_file import read_plan
+
+    words = ["digits-vit", "--devices", "cpu:0;cpu:0", "--strategy", "pipeline", "--schedule", "searched"]
+    words += ["--batch", "8", "--microbatches", "4", "--memory", "1GiB", "--steps", "1", "--warmup", "0", "--json"]
+    (row,) = json.loads(run(folder, "compare", *words).stdout)["rows"]
+    assert (row["schedule"], row["equal"]) == ("searched", True)
+    ran = read_plan(folder / row["run"] / "plan.toml")
+    assert [len(line.split()) >= 2 * 4 for line in ran.actions] == [True, True]
+    words = ["forecast", f"{row['run']}/plan.toml", "--repeats", "1", "--plot", "searched.svg", "--json"]
+    data = json.loads(run(folder, *words).stdout)
+    assert data["schedule"] == "searched"
+    drawn = [one for one in data["timeline"] if one["stream"] == "compute" and one["name"] in "FBIW"]
+    assert len(drawn) == sum(len(line.split()) for line in ran.actions)
+    words = ["forecast", f"{row['run']}/plan.toml", "--analytic", "--cluster", "8xh100", "--model", "gpt3-175b"]
+    assert 'schedule = "searched" is ordered for measured times' in run(folder, *words, code=2).stderr
+    words = ["plan", "digits-vit", "--analytic", "--cluster", "8xh100", "--schedules", "searched"]
+    assert 'schedule "searched" is ordered for measured times' in run(folder, *words, code=2).stderr
+
+
 def test_a_large_model_without_weights(folder: Path) -> None:
     (folder / "large").mkdir(exist_ok=True)
     config = {

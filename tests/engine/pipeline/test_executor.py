@@ -21,6 +21,9 @@ from stagewright.engine.pipeline.config import PipelineConfig
 from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.links import Links
 from stagewright.engine.pipeline.transfers import Transfer
+from stagewright.schedules.action_order import format_actions
+from stagewright.schedules.order_search.problem import OrderProblem
+from stagewright.schedules.order_search.search import search_orders
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zero-bubble", "zbv", "dualpipev"]
 MODELS = ["mlp", "digits-vit", "deit", "mobilenet-v2", "roberta", "roberta-mask", "gpt2", "llama"]
@@ -107,6 +110,37 @@ def test_more_workers(pool_of: Any, model: str, schedule: str, num_workers: int)
 def test_partial_batches(pool_of: Any, schedule: str, batch: int) -> None:
     """Batches that don't divide, and one with fewer samples than micro-batches."""
     compare(pool_of, "gpt2", schedule, 2, batch)
+
+
+def searched(workers: tuple[int, ...]) -> tuple[str, ...]:
+    """An order for four micro-batches on unequal stages, with memory for three of them on each stage."""
+    times = [(1.0, 1.2, 1.0), (1.5, 1.4, 1.6), (0.7, 0.6, 0.8), (1.1, 1.3, 1.2)][: len(workers)]
+    columns = [[forward, inputs + weights, inputs, weights] for forward, inputs, weights in times]
+    forward, backward, inputs, weights = (tuple((value,) * 4 for value in row) for row in zip(*columns, strict=True))
+    problem = OrderProblem(
+        stage_workers=workers,
+        action_s=(forward, backward, inputs, weights),
+        link_s=((0.1,) * 4,) * (len(workers) - 1),
+        saved_bytes=((1,) * 4,) * len(workers),
+        pending_bytes=((0,) * 4,) * len(workers),
+        limit_bytes=(3.0 * len(workers) / 2,) * 2,
+        tail_s=(0.0, 0.0),
+        can_split=tuple(stage > 0 for stage in range(len(workers))),
+    )
+    return format_actions(search_orders(problem)[0].actions)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [("gpt2", 12), ("gpt2", 11), ("gpt2", 3), ("mobilenet-v2", 12), ("llama", 12)]
+)
+@pytest.mark.parametrize("workers", [(0, 1), (0, 1, 0, 1), (0, 1, 1, 0)], ids=["one", "two", "v"])
+def test_searched_orders(pool_of: Any, model: str, batch: int, workers: tuple[int, ...]) -> None:
+    """Orders that no schedule has: backwards are split here and whole there."""
+    actions = searched(workers)
+    kinds = {kind for kind in "FBIW" if any(kind in line for line in actions)}
+    assert kinds == set("FBIW")
+    placement = "v" if workers == (0, 1, 1, 0) else "in-order"
+    compare(pool_of, model, "searched", 2, batch, num_stages=len(workers), placement=placement, actions=actions)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

@@ -150,6 +150,7 @@ def pipeline_step(
     recompute: str = "none",
     through_host: bool = False,
     in_slots: bool = False,
+    actions: tuple[str, ...] = (),
 ) -> Any:
     """One step under a schedule; the loss, gradients and buffers of this worker's stages, and evaluation's output.
 
@@ -200,6 +201,7 @@ def pipeline_step(
     config = PipelineConfig(
         stage_workers=workers,
         schedule=schedule,
+        actions=actions,
         num_microbatches=count,
         links=Links.of([graph], cuts),
         unflatten=graph.unflatten,

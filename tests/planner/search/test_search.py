@@ -23,7 +23,7 @@ from stagewright.planner.search.choices import SearchSpace, enumerate_plans
 from stagewright.planner.search.search import search
 from stagewright.profiler.profile import Amount, Time
 from stagewright.report.tables.plan import plan_remarks
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES
 from stagewright.simulator import gradient_allreduce as predict_gradient_allreduce
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
@@ -50,7 +50,7 @@ def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[P
         if data * tensor * pipeline != count or tensor not in source.tensors:
             continue
         for chunks, schedule, recompute, shard, gather in itertools.product(
-            (1, 2, 4, 8), SCHEDULES, ("none", "always"), (False, True), ("auto", "microbatch")
+            (1, 2, 4, 8), FIXED_SCHEDULES, ("none", "always"), (False, True), ("auto", "microbatch")
         ):
             if pipeline == 1 and schedule != "1f1b":
                 continue  # the same as 1f1b
@@ -138,7 +138,7 @@ def test_finds_what_trying_everything_finds(seed: int) -> None:
     data=st.sampled_from([1, 2]),
     tensor=st.sampled_from([1, 2]),
     rounds=st.integers(2, 4),
-    schedule=st.sampled_from(sorted(SCHEDULES)),
+    schedule=st.sampled_from(sorted(FIXED_SCHEDULES)),
     recompute=st.sampled_from(["none", "always", "except-last"]),
     optimizer_s=st.sampled_from([0.0, 1e-3, 0.1]),
     training=st.booleans(),
@@ -211,7 +211,7 @@ def test_the_bound_is_the_forecast_where_nothing_is_lost() -> None:
     p=st.sampled_from([1, 2, 4]),
     data=st.sampled_from([1, 2]),
     rounds=st.integers(2, 4),
-    schedule=st.sampled_from(sorted(SCHEDULES)),
+    schedule=st.sampled_from(sorted(FIXED_SCHEDULES)),
     recompute=st.sampled_from(["none", "always", "except-last"]),
     optimizer=st.sampled_from([OptimizerSpec(), OptimizerSpec(momentum=0.9), OptimizerSpec(name="adamw")]),
     shard=st.sampled_from([None, "step", "microbatch"]),
@@ -387,6 +387,27 @@ def test_the_best_does_not_depend_on_how_many_are_shown(seed: int, bandwidth: fl
     assert [len(one) for one in found.values()] == [1, 3, 10]
     assert len({one[0].forecast.step_s for one in found.values()}) == 1
     assert len({described(one.plan) for one in found[10]}) == 10, "none is shown twice"
+
+
+def test_searched_orders_are_ranked_beside_fixed_schedules() -> None:
+    """Where pipelines pay, an order for the measured times beats the fixed schedules on the same meshes."""
+    heavy = tuple(replace(one, parameter_bytes=replace(one.parameter_bytes, total=4000)) for one in random_units(8, 3))
+    source, cluster = MadeSource(units=heavy), cluster_of(COUNT, memory_bytes=60_000)
+    fixed, both = (
+        quick_search(source, cluster, schedules=schedules)
+        for schedules in (FIXED_SCHEDULES, (*FIXED_SCHEDULES, "searched"))
+    )
+    best = both.best[0]
+    assert best.plan.schedule == "searched"
+    assert best.forecast.step_s < 0.99 * fixed.best[0].forecast.step_s
+    for ranked in both.best:
+        check_plan(ranked.plan)
+        assert ranked.forecast.fits
+        assert bool(ranked.plan.actions) == (ranked.plan.schedule == "searched")
+    assert len({described(ranked.plan) for ranked in both.best}) == len(both.best), "none is shown twice"
+    prepared = source.prepared(best.plan, cluster, overheads=FAST)
+    assert prepared.plan == best.plan
+    assert prepared.forecast().step_s == pytest.approx(best.forecast.step_s)
 
 
 @pytest.mark.parametrize("name", ["zbv", "interleaved", "looped-bfs"])

@@ -12,7 +12,7 @@ from stagewright.cli.planning.options import ANALYTIC_HELP, ClusterFile, Innermo
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.errors import UsageError
 from stagewright.exporters.catalog import EXPORTERS
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 from stagewright.spec.plan_rules import RECOMPUTES
 from stagewright.zoo.named import catalog
@@ -48,7 +48,9 @@ def plan(
     top: Annotated[int, _search_option(min=1, help="How many plans to show.")] = 10,
     schedules: Annotated[
         str,
-        opt.choices("schedule", SCHEDULES, _search_option, metavar="NAMES", help=SCHEDULES_HELP, show_default="all"),
+        opt.choices(
+            "schedule", SCHEDULES, _search_option, metavar="NAMES", help=SCHEDULES_HELP, show_default="all but searched"
+        ),
     ] = "",
     recompute: Annotated[
         str, opt.choices("recompute mode", RECOMPUTES, _search_option, help="Activation checkpointing.")
@@ -106,7 +108,7 @@ def plan(
         seed=seed,
         units=units,
         top=top,
-        schedules=_names(schedules) if schedules else tuple(SCHEDULES),
+        schedules=_names(schedules) if schedules else FIXED_SCHEDULES,
         recompute=_names(recompute),
         codecs=names,
         analytic=analytic,

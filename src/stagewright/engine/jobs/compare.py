@@ -51,6 +51,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 speeds=first_speeds(base.speeds, mesh.num_workers),
                 microbatches=microbatches if is_pipeline else 1,
                 schedule=base.schedule if is_pipeline else "1f1b",
+                actions=base.actions if is_pipeline else (),
                 stages=base.stages if is_pipeline else None,
                 cuts=base.cuts if is_pipeline else (),
                 placement=base.placement if is_pipeline else "auto",

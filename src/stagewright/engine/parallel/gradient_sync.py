@@ -37,7 +37,7 @@ from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.machine.gloo_threads import sched_batch_threads
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.searched_order import splits_backward
 
 
 class GradientSync:
@@ -183,7 +183,8 @@ class GradientSync:
     @property
     def _can_overlap(self) -> bool:
         """Whether gradients may be exchanged inside a backward: one stage, whose backward is not split."""
-        return len(self._part.stages) == 1 and not SCHEDULES[self._part.plan.schedule].splits_backward
+        plan, context = self._part.plan, self._part.context
+        return len(self._part.stages) == 1 and not splits_backward(plan, context.pipeline)
 
     def _tied_groups(self) -> list[tuple[nn.Parameter, Any]]:
         """Return this worker's tied weights, each with the process group of its holders."""

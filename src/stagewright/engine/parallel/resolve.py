@@ -37,6 +37,7 @@ from stagewright.spec.host_memory_check import check_host_memory, num_parts
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Compile, Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.searched_order import require_order
 from stagewright.spec.unequal_devices import MEASURED, pipeline_speeds, relative_speeds, replica_sizes
 from stagewright.zoo.model import Batch, Model
 
@@ -46,6 +47,7 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     if not plan.devices:
         plan = replace(plan, devices=default_devices(plan.mesh.num_workers))
     check_plan(plan)
+    require_order(plan)
     check_on_this_machine(plan)
     check_host_memory(plan.model, plan.mesh.num_workers, num_parts(plan))
     if plan.cuts or (plan.num_stages == 1 and not checkpoints_by_block(plan)):
@@ -87,6 +89,7 @@ def finalize_plan(
 
     Worker 0 calls ``write_plan`` if anything was chosen.
     """
+    require_order(plan)
     final = checkpoint_by_block(plan, block_ends(graph.calls)) if checkpoints_by_block(plan) else plan
     profile = None
     if plan.speeds == MEASURED:

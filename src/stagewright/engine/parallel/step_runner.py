@@ -78,6 +78,7 @@ class StepRunner:
         self.config = PipelineConfig(
             stage_workers=self.part.stage_workers,
             schedule=plan.schedule,
+            actions=plan.actions,
             num_microbatches=plan.microbatches,
             links=self.part.links,
             codecs=self.codecs,

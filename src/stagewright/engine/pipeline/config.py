@@ -26,6 +26,8 @@ class PipelineConfig:
     stage_workers: tuple[int, ...]
     """The pipeline rank of each stage's worker."""
     schedule: str
+    actions: tuple[str, ...] = ()
+    """The actions of each worker under schedule "searched", as text."""
     num_microbatches: int
     """Micro-batches of a full batch."""
     links: Links

@@ -63,7 +63,9 @@ class PipelineExecutor:
         config = self.config
         # A caller may give more micro-batches than the plan has: some schedules need a multiple of that number.
         num_scheduled = config.num_microbatches * max(1, -(-len(batch) // config.num_microbatches))
-        actions = schedule_actions(config.schedule, config.stage_workers, num_scheduled, len(batch))
+        actions = schedule_actions(
+            config.schedule, config.stage_workers, num_scheduled, len(batch), searched=config.actions
+        )
         with torch.enable_grad():
             return self._make_step(batch, actions, training=True, keep_outputs=keep_outputs).run()
 

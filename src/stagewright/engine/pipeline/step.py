@@ -32,7 +32,6 @@ from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.stage import Stage
 from stagewright.schedules.action_order import Action, Kind
-from stagewright.schedules.rules import SCHEDULES
 
 
 class MicroBatches(Protocol):
@@ -73,7 +72,10 @@ class PipelineStep:
         self.config, self.hooks, self.context = worker.config, worker.hooks, worker.context
         self.worker, self.batch, self.actions = worker, batch, actions
         self.training, self.keep_outputs, self.with_loss = training, keep_outputs, with_loss
-        self.splits_backward = SCHEDULES[self.config.schedule].splits_backward and not self.config.whole_backward
+        self.split_backwards: set[tuple[int, int]] = set()
+        if not self.config.whole_backward:
+            inputs = (action for action in actions if action.kind is Kind.BACKWARD_INPUT)
+            self.split_backwards = {(action.stage, action.microbatch) for action in inputs}
         self.last_stage = len(self.config.stage_workers) - 1
         self.backward_states: dict[tuple[int, int], BackwardState] = {}
         self.local_tensors: dict[Transfer, list[torch.Tensor | None]] = {}
@@ -172,19 +174,10 @@ class PipelineStep:
         outputs = gather_logits(outputs)
         if self.training:
             pairs = zip(outputs, links.needs_gradient[stage], strict=True)
-            state.outputs = [self._make_root(value) for value, needed in pairs if needed]
+            is_split = (stage, number) in self.split_backwards
+            state.outputs = [_make_root(value, is_split=is_split) for value, needed in pairs if needed]
             self.backward_states[stage, number] = state
         self._send(Transfer(stage, number, False), outputs, workers[stage + 1])
-
-    def _make_root(self, output: torch.Tensor) -> torch.Tensor | None:
-        """Return the tensor from which backward starts; a copy of the output if backward is split.
-
-        The split backward detaches its roots in place, so a root must not be a view, an input that is passed on, or a
-        tensor that the stage itself uses further.
-        """
-        if not output.requires_grad:
-            return None
-        return output.clone() if self.splits_backward else output
 
     def _compute_loss(self, action: Action, outputs: tuple[Any, ...], state: BackwardState) -> None:
         """Compute the model's output and the loss after the last stage."""
@@ -264,3 +257,14 @@ class PipelineStep:
         if not transfer.backward:
             return shapes
         return [shape for shape, needed in zip(shapes, links.needs_gradient[transfer.cut], strict=True) if needed]
+
+
+def _make_root(output: torch.Tensor, *, is_split: bool) -> torch.Tensor | None:
+    """Return the tensor from which backward starts; a copy of the output if backward is split.
+
+    The split backward detaches its roots in place, so a root must not be a view, an input that is passed on, or a
+    tensor that the stage itself uses further.
+    """
+    if not output.requires_grad:
+        return None
+    return output.clone() if is_split else output

@@ -18,7 +18,7 @@ from stagewright.errors import UsageError
 from stagewright.planner.baseline import baseline_plan, microbatch_counts
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
 from stagewright.planner.search.result import RankedPlan, SearchResult, explain_losers, explain_no_fit, memory_needed
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
@@ -60,7 +60,7 @@ class AnalyticSearch:
         self,
         *,
         top: int = 10,
-        schedules: Sequence[str] = tuple(SCHEDULES),
+        schedules: Sequence[str] = FIXED_SCHEDULES,
         recomputes: Sequence[str] = ("none", "always"),
         shards: Sequence[bool] = (False, True),
         zeros: Sequence[int] = (0, 1),

@@ -18,6 +18,7 @@ from stagewright.profiler.profile import amount_of
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
+from stagewright.simulator.order_search import with_order
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
 from stagewright.spec.activation_checkpointing import (
@@ -27,7 +28,10 @@ from stagewright.spec.activation_checkpointing import (
     recomputes_stages,
 )
 from stagewright.spec.plan import Axis, Mesh, Plan
+from stagewright.spec.searched_order import lacks_order
 from stagewright.spec.unequal_devices import Speeds, replica_sizes
+
+_MAX_TIMED_ACTIONS = 300_000  # of each search of an order
 
 
 class CandidateBuilder:
@@ -138,17 +142,17 @@ class CandidateBuilder:
         return self._cuts[key]
 
     def rank(self, candidate: Candidate) -> RankedPlan:
-        """Simulate a candidate."""
-        return RankedPlan(
-            plan=candidate.plan,
-            codec=candidate.codec,
-            forecast=predict(candidate.costs, candidate.plan.cuts, timeline=False),
-            costs=candidate.costs,
-        )
+        """Simulate a candidate; under schedule "searched", search its order first."""
+        costs, plan = candidate.costs, candidate.plan
+        if lacks_order(plan):
+            costs, forecast = with_order(costs, max_timed_actions=_MAX_TIMED_ACTIONS)
+        else:
+            forecast = predict(costs, plan.cuts, timeline=False)
+        return RankedPlan(plan=costs.plan, codec=candidate.codec, forecast=forecast, costs=costs)
 
     def update(self, ranked: RankedPlan) -> RankedPlan:
         """Simulate a plan again with the latest measurements."""
         assert ranked.costs is not None
-        plan, codec = ranked.plan, (ranked.costs.codecs or (NO_CODEC,))[0]
+        plan, codec = replace(ranked.plan, actions=()), (ranked.costs.codecs or (NO_CODEC,))[0]
         costs = self.costs(plan, self.topology(plan), plan_microbatch_sizes(plan), codec)
         return self.rank(Candidate(plan=plan, costs=costs, bound_s=0.0, codec=ranked.codec))

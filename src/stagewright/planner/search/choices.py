@@ -13,8 +13,10 @@ from stagewright.planner.baseline import microbatch_counts
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import FSDP_GATHERS, check_plan
+from stagewright.spec.searched_order import lacks_order, layouts
 
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
+_MAX_SEARCHED_PAIRS = 1024  # stages × micro-batches of a step whose order is searched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,7 @@ def enumerate_plans(
                 zero=zero,
                 vocab_parallel=divisions[0],
                 sequence_parallel=divisions[1],
+                actions=(),
                 stages=None,
                 cuts=(),
                 placement="auto",
@@ -95,8 +98,9 @@ def enumerate_plans(
                 speeds=(),
                 codec=codec,
             )
-            if _is_valid(plan, model.num_units, space.max_graph_nodes):
-                yield plan, codec
+            for laid_out in layouts(plan, model.num_units) if lacks_order(plan) else [plan]:
+                if _is_valid(laid_out, model.num_units, space.max_graph_nodes):
+                    yield laid_out, codec
 
 
 def _divisions(base: Plan, mesh: Mesh, with_all: bool) -> Sequence[tuple[bool, bool]]:
@@ -133,6 +137,8 @@ def _is_valid(plan: Plan, num_units: int, max_graph_nodes: int | None) -> bool:
     num_nodes = 4 * plan.num_stages * plan.microbatches
     has_graph = plan.schedule not in _WAVEFRONT_SCHEDULES
     if has_graph and max_graph_nodes is not None and num_nodes > max_graph_nodes:
+        return False
+    if lacks_order(plan) and plan.num_stages * plan.microbatches > _MAX_SEARCHED_PAIRS:
         return False
     try:
         check_plan(plan)

@@ -34,11 +34,13 @@ from stagewright.planner.search.result import (
     explain_no_fit,
     memory_needed,
 )
-from stagewright.schedules.rules import SCHEDULES
+from stagewright.planner.search.searched import rank_searched
+from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.searched_order import lacks_order
 
 _MAX_EXACT = 1000
 _MIN_RANKED = 10
@@ -52,7 +54,7 @@ def search(
     overheads: EngineOverheads | None = None,
     *,
     top: int = 10,
-    schedules: Sequence[str] = tuple(SCHEDULES),
+    schedules: Sequence[str] = FIXED_SCHEDULES,
     recomputes: Sequence[str] = ("none", "always"),
     by_unit: bool = True,
     shards: Sequence[bool] = (False, True),
@@ -92,16 +94,19 @@ def search(
     )
     plans = enumerate_plans(base, source, num_devices, space)
     built = (builder.build(plan, codec, link_codecs.get(codec, NO_CODEC)) for plan, codec in plans)
-    candidates = [candidate for candidate in built if candidate is not None]
+    everything = [candidate for candidate in built if candidate is not None]
+    candidates = [candidate for candidate in everything if not lacks_order(candidate.plan)]
+    searched = [candidate for candidate in everything if lacks_order(candidate.plan)]
     if progress is not None:
-        progress(f"{len(candidates)} plans, bounded in {time.perf_counter() - begin:.1f} s …")
+        progress(f"{len(everything)} plans, bounded in {time.perf_counter() - begin:.1f} s …")
     min_s = _rank(builder, candidates, result, max(top, _MIN_RANKED))
+    rank_searched(builder, searched, result, max(top, _MIN_RANKED), min_s)
     if by_unit and {"none", "always"} <= set(recomputes):
         _rank_by_unit(builder, link_codecs, result, max(top, _MIN_RANKED), min_s)
     _measure_best(builder, result, num_measured)
     result.with_codec = _best_with_codec(builder, candidates, result.best, extra_codecs or {})
     del result.best[top:]
-    result.num_plans = len(candidates) + builder.num_unfit
+    result.num_plans = len(everything) + builder.num_unfit
     result.num_unfit += builder.num_unfit
     result.data_parallel = _data_parallel(builder, base, num_devices)
     if not result.best:

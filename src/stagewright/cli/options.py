@@ -17,6 +17,7 @@ from stagewright.cli.screen import note, progress
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.activation_checkpointing import RECOMPUTES, check_recompute_mode
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan_rules import (
     BATCH_NORMS,
@@ -24,7 +25,6 @@ from stagewright.spec.plan_rules import (
     CONTEXT_ATTENTIONS,
     FSDP_GATHERS,
     PRECISIONS,
-    RECOMPUTES,
     check_choice,
 )
 from stagewright.zoo.validation import check_name
@@ -155,7 +155,7 @@ def recompute_option(**settings: Any) -> Any:
 
     def parse(text: str) -> str:
         if not _UNIT_NAMES.search(text):
-            check_choice("recompute mode", text, RECOMPUTES)
+            check_recompute_mode(text)
         return text
 
     return run_option(parser=parse, metavar=f"{'|'.join(RECOMPUTES)}|UNITS", **settings)

@@ -31,6 +31,7 @@ from stagewright.simulator.action_graph import (
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
 from stagewright.simulator.step_times import StepTimes
+from stagewright.spec.activation_checkpointing import recomputes_stages
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
 from stagewright.spec.zero import bucket_bytes
@@ -316,7 +317,7 @@ class _ActionRows:
         # Output gradients kept between the halves of a split backward for the weight gradients.
         self.pending = self._of_microbatch(saved, costs.model_overheads.split_held_share)
         recomputed = self._of_microbatch(self.of_stage("recompute_bytes"))
-        is_whole = recomputes & self.ends & (not costs.plan.recomputed_units)
+        is_whole = recomputes & self.ends & recomputes_stages(costs.plan)
         self.recomputed = np.where(is_whole, recomputed, 0)
         self._by_unit = recomputes & self.ends & ~is_whole
 

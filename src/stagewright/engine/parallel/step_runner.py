@@ -32,6 +32,7 @@ from stagewright.engine.parallel.loss_scale import LossScaler
 from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
+from stagewright.engine.pipeline.attention_checkpointing import checkpoint_attentions
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
 from stagewright.engine.pipeline.cuda_graphs import GradientSums, GraphedForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
@@ -241,6 +242,8 @@ class TrainingHooks(ActivityHooks):
         self.forwards: dict[int, StageForward] = {}
         # Recomputed units that communicate must end alike on all workers, and as forecasts count them.
         is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
+        if runner.plan.recompute == "attention":
+            checkpoint_attentions(runner.part.stages.values(), runner.memory.forward)
         for index, stage in runner.part.stages.items():
             checkpoint_units(
                 stage, runner.plan.recomputed_units, recompute_context=runner.memory.forward, early_stop=is_alone

@@ -118,7 +118,7 @@ class PlanCosts:
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage uses activation checkpointing, of all its units or some."""
-        is_by_unit = bool(self.plan.recomputed_units and self.stages[stage].recomputation.units)
+        is_by_unit = bool(self.stages[stage].recomputation.units)
         return self.plan.training and (is_by_unit or self.plan.recomputes(stage))
 
     @property

@@ -70,7 +70,9 @@ def stage_working_memory(
     activations = by_unit or [UnitMemory(held_bytes=unit.saved_bytes.added(first)) for unit in stage_units]
     saved, forward = 0, 0
     for index, (unit, own) in enumerate(zip(stage_units, activations, strict=True), first):
-        forward = max(forward, saved + unit.forward_working_bytes + 2 * gathered_bytes[index])
+        # What attention computes between its linear layers is freed before later layers save something.
+        dropped = min(own.recomputed_bytes, own.later_bytes)
+        forward = max(forward, saved + unit.forward_working_bytes - dropped + 2 * gathered_bytes[index])
         saved = unit.output_bytes if recomputed or not training else saved + own.held_bytes
     if not training:
         # The parts that an all-gather receives, and the whole that is made of them.
@@ -117,9 +119,9 @@ def _backward_peak(
     for index in range(last, first - 1, -1):
         unit, memory = units[index], activations[index - first]
         before, own, behind = padded[index : index + 3]
-        if memory.recomputed_bytes:
+        if memory.recomputed_bytes and not memory.later_bytes:
             peak = max(peak, level + unit.output_bytes + unit.forward_working_bytes + own)
-        level += memory.recomputed_bytes
+        level += memory.added_bytes
         peak = max(
             peak,
             level + unit.output_bytes + unit.backward_working_bytes + before + own + behind,
@@ -131,5 +133,5 @@ def _backward_peak(
             pending[earlier] = pending.get(earlier, 0) + size
         share = held_share if own else 1.0  # parameters not gathered separately stay whole until the end of the pass
         allocated = int(share * unit.parameter_bytes.total) if allocates else sum(size for _, size in tied)
-        level += allocated - memory.held_bytes - memory.recomputed_bytes - pending.pop(index, 0)
+        level += allocated - memory.held_bytes - memory.added_bytes - pending.pop(index, 0)
     return peak

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from stagewright.errors import UsageError
 from stagewright.graph.attention.checkpointing import AttentionCall, checkpointed_attentions
 from stagewright.graph.attention.structure import find_attentions
 from stagewright.machine.cpu_offload import offloaded, resident
@@ -40,8 +41,11 @@ def profile_attention(
     has_attention = [bool(find_attentions(replay.module)) for replay in replays]
     if not any(has_attention):
         return [None] * len(replays)
-    with offloaded(graph.model, device):
-        saved = measure_saved_activations(graph, args, kwargs, attention=True)
+    try:
+        with offloaded(graph.model, device):
+            saved = measure_saved_activations(graph, args, kwargs, attention=True)
+    except UsageError:  # an attention that can't be recomputed, which a run with it explains
+        return [None] * len(replays)
     excluded = model_storages(graph.model)
     measured: dict[Hashable, tuple[int, int, Time]] = {}
     profiles: list[AttentionProfile | None] = []

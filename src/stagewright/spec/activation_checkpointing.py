@@ -94,6 +94,13 @@ def recomputes_stages(plan: Plan) -> bool:
     return plan.recompute not in ("none", "attention") and not plan.recomputed_units
 
 
+def can_recompute_units(plan: Plan) -> bool:
+    """Whether the units of a plan without recomputation can be chosen: each worker holds one stage in order."""
+    is_in_order = plan.mesh.pipeline == 1 or plan.schedule in ("1f1b", "gpipe")
+    is_one_each = plan.num_stages == plan.mesh.pipeline or plan.mesh.pipeline == 1
+    return plan.training and plan.recompute == "none" and is_in_order and is_one_each
+
+
 def describe_recompute(plan: Plan) -> str:
     """Return `recompute` in a word for tables: a mode, flags, or the number of units."""
     if names := plan.recomputed_units:

@@ -74,6 +74,7 @@ class AttentionCall:
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         self._kept: list[torch.Tensor | _Holder] = []
+        self._versions: list[tuple[nn.Module, torch.Tensor, int]] = []  # of kept outputs, while the first forward runs
         self._storages: dict[int, object] | None = {}  # of inputs and layers' outputs, while the first forward runs
         self._hooks: Hooks | None = None
         self._num_reused = 0
@@ -113,10 +114,16 @@ class AttentionCall:
         if self._hooks is not None:
             restore(self._hooks)
         self._hooks, self._storages, self._num_reused = None, None, 0
+        self._versions.clear()
 
-    def keep(self, output: torch.Tensor) -> None:
+    def changed_layer(self) -> nn.Module | None:
+        """Return a layer whose kept output was changed in place."""
+        return next((layer for layer, output, version in self._versions if output._version != version), None)
+
+    def keep(self, layer: nn.Module, output: torch.Tensor) -> None:
         """Keep the output of a linear layer; hooks of saved tensors, such as those that count memory, see it."""
         self.remember(output)
+        self._versions.append((layer, output, output._version))
         self._kept.append(_Holder(output) if output.requires_grad else output)
 
     def reuse(self) -> torch.Tensor:
@@ -160,6 +167,8 @@ class _CheckpointedAttention:
                 self._running.append(current)
                 try:
                     output = original(*call_args, **call_kwargs)
+                    if (layer := current.changed_layer()) is not None:
+                        raise self._error(layer, "is changed in place")
                     if not current.is_recomputed and not current.is_past_core:
                         self._on_core_end(self._attention)
                     return output
@@ -192,14 +201,17 @@ class _CheckpointedAttention:
             with without_innermost():
                 output = original(*args, **kwargs)
                 if not isinstance(output, torch.Tensor):
-                    raise UsageError(
-                        f'recompute = "attention" can\'t recompute {type(self._attention).__name__}: its layer '
-                        f"{self._names[layer]} returns {type(output).__name__}, not a tensor; name units instead"
-                    )
-                current.keep(output)
+                    raise self._error(layer, f"is a {type(output).__name__}")
+                current.keep(layer, output)
             return output
 
         return call
+
+    def _error(self, layer: nn.Module, reason: str) -> UsageError:
+        return UsageError(
+            f'recompute = "attention" can\'t recompute {type(self._attention).__name__}: the output of its layer '
+            f"{self._names[layer]} {reason}; name units in recompute instead"
+        )
 
     def wrap_other(self, original: Call) -> Call:
         """Return the call of another layer, which is repeated."""

@@ -96,6 +96,9 @@ Compile = Annotated[
     str | None,
     choice("compile mode", COMPILES, run_option, help="Use torch.compile. \\[default: none]", show_default=False),
 ]
+OptimizerInBackward = Annotated[
+    bool, run_option("--optimizer-in-backward", help="Step parameters in backward, and free their gradients.")
+]
 CudaGraphs = Annotated[bool, run_option("--cuda-graphs", help="Launch stages as CUDA graphs.")]
 Seed = Annotated[int, _model_option(help="Random seed; of weights and the example batch.")]
 Units = Annotated[str, _model_option(help="auto (blocks), leaf, or module names with commas.")]

@@ -331,6 +331,7 @@ def _units(
                 crossing_bytes=graph.crossing_bytes(index, batch_size) if index < len(graph.cuts) else 0,
                 forward_working_bytes=working[index][0],
                 backward_working_bytes=working[index][1],
+                largest_parameter_bytes=max(num_bytes[index].values(), default=0),
                 glue_s=glue_s,
                 attention=attention[index],
             )

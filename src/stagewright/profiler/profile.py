@@ -112,6 +112,8 @@ class UnitProfile:
     """Peak memory of a forward pass above its start, results included; on a CPU counted for inference only."""
     backward_working_bytes: int = 0
     """Peak memory of a backward pass above its start, gradients included."""
+    largest_parameter_bytes: int = 0
+    """The largest parameter."""
     glue_s: float = 0.0
     """Share of the times above that glue operations between units take."""
     attention: AttentionProfile | None = None

@@ -241,6 +241,8 @@ class Plan:
     compile: Compile = "none"
     """What `torch.compile` compiles: none, stages or units. Stages are compiled unit by unit where replicas or
     tensor-parallel workers communicate between units, or where units draw random numbers."""
+    optimizer_in_backward: bool = False
+    """Step each parameter as soon as backward has its gradient, and free the gradient."""
     cuda_graphs: bool = False
     """Launch forward and backward of each stage as CUDA graphs."""
     batch_norm: Literal["plain", "deferred"] = "plain"

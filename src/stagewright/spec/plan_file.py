@@ -99,6 +99,7 @@ _PLAN: dict[str, Reader] = {
     "codec_backward": either(text, list_of(text)),
     "precision": choice(*PRECISIONS),
     "compile": choice(*COMPILES),
+    "optimizer_in_backward": flag,
     "cuda_graphs": flag,
     "batch_norm": choice(*BATCH_NORMS),
     "training": flag,

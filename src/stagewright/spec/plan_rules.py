@@ -19,6 +19,7 @@ from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.activation_checkpointing import check_recompute, check_recompute_mode
 from stagewright.spec.cuda_graphs import check_cuda_graphs
+from stagewright.spec.optimizer_in_backward import check_optimizer_in_backward
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.unequal_devices import given_speeds, replica_sizes
@@ -49,6 +50,7 @@ def check_plan(plan: Plan) -> None:
     _check_features(plan)
     _check_codecs(plan)
     check_cuda_graphs(plan)
+    check_optimizer_in_backward(plan)
 
 
 def _check_names(plan: Plan) -> None:

@@ -162,6 +162,15 @@ class MemoryTracker:
         finally:
             self._saved_bytes = before
 
+    @contextmanager
+    def count_gradient(self, parameter: nn.Parameter) -> Iterator[None]:
+        """Count a gradient that is freed at the end of the block."""
+        num_bytes = _storage_of(parameter.grad)[1] if self.active and parameter.grad is not None else 0
+        self._new_gradients += num_bytes
+        self._check_peak()
+        yield
+        self._new_gradients -= num_bytes
+
     def update(self) -> None:
         """Count everything but activations again; call it when gradients or states were created or freed."""
         if not self.active:

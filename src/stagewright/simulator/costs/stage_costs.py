@@ -112,30 +112,6 @@ class StageCosts:
         return self.forward_s + self.backward_input_s + self.backward_weight_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedParameter:
-    """Parameters that two stages both hold, like a tied embedding."""
-
-    unit: int
-    """The first unit that holds them."""
-    earlier: int
-    """That unit's stage."""
-    later: int
-    """The later stage."""
-    num_bytes: int
-
-
-def shared_between_stages(parameters: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[SharedParameter]:
-    """Return the parameters held by two stages, given the first and last unit of each stage."""
-    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
-    shared = [
-        SharedParameter(unit=before, earlier=stage_of[before], later=stage_of[unit], num_bytes=size)
-        for unit, amount in enumerate(parameters)
-        for before, size in amount.shares
-    ]
-    return [parameter for parameter in shared if parameter.earlier != parameter.later]
-
-
 def time_scales(profile: Profile) -> tuple[float, float]:
     """Return the factors that make the units' forward and backward times sum to the whole model's.
 
@@ -194,6 +170,8 @@ class StageCostBuilder:
         at_once = num_microbatches == 1 and ((plan.shard and not plan.gathers_once) or plan.zero == 1)
         is_sharded = plan.scatters_every_microbatch or at_once
         self._gradient_share = 1 / plan.num_shards if is_sharded else 1.0
+        if plan.optimizer_in_backward:
+            self._gradient_share = 0.0
 
     def build(self, index: int, first: int, last: int, existing_gradients: Mapping[int, int]) -> StageCosts:
         """Compute the costs of stage `index` with the units first … last.
@@ -380,6 +358,10 @@ class StageCostBuilder:
         peak, level = 0, -loss_bytes
         for index in range(last, first - 1, -1):
             unit = self.units[index]
+            if self.plan.optimizer_in_backward:  # one gradient at a time, until its parameter is stepped
+                peak = max(peak, level + unit.largest_parameter_bytes)
+                level -= unit.saved_bytes.added(first)
+                continue
             level += unit.parameter_bytes.added(first) - existing.get(index, 0) - unit.saved_bytes.added(first)
             peak = max(peak, level)
         return peak

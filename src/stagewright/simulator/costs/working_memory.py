@@ -57,7 +57,8 @@ def stage_working_memory(
     """Compute the working memory of the stage of units first … last.
 
     ``recomputed``: forward saves nothing inside the stage; backward starts when all of it is recomputed and the loss
-    backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them.
+    backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them; 0 if
+    backward steps their parameters.
     ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others. ``whole_bytes``: logits of a
     divided vocabulary that are gathered after the last unit. ``by_unit``: activations of each unit of the stage, if
     some are recomputed one by one.
@@ -131,7 +132,8 @@ def _backward_peak(
         tied = [(earlier, size) for earlier, size in unit.parameter_bytes.shares if earlier >= first]
         for earlier, size in tied:
             pending[earlier] = pending.get(earlier, 0) + size
-        share = held_share if own else 1.0  # parameters not gathered separately stay whole until the end of the pass
+        # Parameters that are not gathered separately stay whole until the end of the pass.
+        share = held_share if own or not held_share else 1.0
         allocated = int(share * unit.parameter_bytes.total) if allocates else sum(size for _, size in tied)
         level += allocated - memory.held_bytes - memory.added_bytes - pending.pop(index, 0)
     return peak

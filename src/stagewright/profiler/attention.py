@@ -103,7 +103,7 @@ class _Meter:
     def seconds(self) -> float:
         """Return the time of the recomputations."""
         if self._device.type != "cuda":
-            return sum(end - start for start, end in self.spans)
+            return float(sum(end - start for start, end in self.spans))
         torch.cuda.synchronize(self._device)
         return float(sum(start.elapsed_time(end) for start, end in self.spans)) / 1e3
 

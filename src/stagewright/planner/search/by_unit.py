@@ -166,5 +166,8 @@ class _OneSize:
     def tensor_sizes(self, largest: int) -> list[int]:
         return [self.costs.num_tensor]
 
+    def measure_size(self, size: int, tensor: int) -> bool:
+        return False
+
     def model(self, size: int, tensor: int) -> ModelCosts:
         return self.costs

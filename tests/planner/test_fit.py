@@ -11,7 +11,16 @@ from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
 from stagewright.planner.costs.layer_scaling import with_num_layers
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
-from stagewright.planner.fit import MEMORY, SizedModel, SizeLimit, StrategyFit, fit_strategies, memory_of, peak_bytes
+from stagewright.planner.fit import (
+    MEMORY,
+    SizedModel,
+    SizeLimit,
+    StrategyFit,
+    by_unit_limit,
+    fit_strategies,
+    memory_of,
+    peak_bytes,
+)
 from stagewright.planner.search.by_unit import memory_by_unit
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
@@ -283,7 +292,7 @@ def test_as_few_units_as_memory_requires(kind: str) -> None:
         assert by_unit.plan is not None
         assert by_unit.plan.recomputed_units == by_unit.recomputed_units
         assert by_unit.recomputed_units
-        assert by_unit.peak_bytes <= limit < by_unit.above_bytes
+        assert by_unit.peak_bytes <= by_unit_limit(limit) < by_unit.above_bytes
         assert by_unit.peak_bytes == peak_bytes(*sized(by_unit.plan, by_unit.largest))
         assert by_unit.largest >= none.largest
         if name != "serial":  # there, each block is a stage that is recomputed alone too

@@ -169,10 +169,18 @@ def fit_strategies(
         if by_unit is not None and plan.recompute == "always":
             kept = replace(plan, recompute="none")
             if can_recompute_units(kept):
-                row = _fit(strategy, kept, limit_bytes, by_unit, now, minimum, limit)
+                row = _fit(strategy, kept, by_unit_limit(limit_bytes), by_unit, now, minimum, limit)
                 units = row.plan.recomputed_units if row.plan is not None else ()
                 rows.append(replace(row, recompute=True, by_unit=True, recomputed_units=units))
     return rows
+
+
+def by_unit_limit(limit_bytes: int) -> int:
+    """Return the memory that plans with chosen units may use.
+
+    They fill it to the last bytes, and forecasts omit the step counters of optimizers, so a thousandth is left.
+    """
+    return limit_bytes - limit_bytes // 1000
 
 
 def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, int]]:

@@ -9,13 +9,15 @@ limit is therefore corrected by the forecast a few times.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.partition.unit_memory import MemoryPlan, StageLimit, UnitCosts, solve
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
-from stagewright.planner.fit import SizedMemory, SizedModel, peak_bytes
+from stagewright.planner.fit import SizedMemory, SizedModel, by_unit_limit, peak_bytes
 from stagewright.planner.search.bounds import held_per_parameter, unsharded_gradients
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.result import Candidate, RankedPlan
@@ -28,6 +30,8 @@ from stagewright.spec.plan_rules import check_plan
 
 _MAX_ROUNDS = 6
 _UNLIMITED = 1 << 60
+_MAX_CUTS = 256
+"""Ways to cut a model up to which the least memory of all is found."""
 _MAX_UNITS = 64
 """Units up to which `memory_by_unit` solves which to recompute."""
 
@@ -124,8 +128,9 @@ def _correct(limits: Sequence[int], found: MemoryPlan, ranked: RankedPlan) -> li
 def memory_by_unit(sized: SizedModel, limit_bytes: int) -> SizedMemory:
     """Return the plan at each size with as few recomputed units as the limit allows, and its peak memory.
 
-    Where nothing fits, all units are recomputed.
+    Where the solver finds nothing that fits, the plan with the least memory is returned.
     """
+    limit_bytes = by_unit_limit(limit_bytes)
 
     def memory(plan: Plan, size: int) -> tuple[Plan, int]:
         sized_plan, model = sized(plan, size)
@@ -143,10 +148,31 @@ def memory_by_unit(sized: SizedModel, limit_bytes: int) -> SizedMemory:
             if found is not None:
                 chosen = replace(found.plan, memory_bytes=sized_plan.memory_bytes)
                 return chosen, peak_bytes(chosen, model)
-        smallest = replace(sized_plan, recompute=names)
-        return smallest, peak_bytes(smallest, model)
+        return _recompute_all(sized_plan, model, limit_bytes)
 
     return memory
+
+
+def _recompute_all(plan: Plan, model: ModelCosts, limit_bytes: int) -> tuple[Plan, int]:
+    """Return the plan with the least memory, of all cuts if these are few, and its peak.
+
+    Where it fits, the activations of units that need no recomputation are kept.
+    """
+    names = tuple(unit.name for unit in model.profile.units)
+    num_cuts = plan.num_stages - 1
+    is_few = math.comb(len(names) - 1, num_cuts) <= _MAX_CUTS
+    cuts = list(itertools.combinations(names[:-1], num_cuts)) if is_few else [plan.cuts]
+
+    def peak_of(chosen: Plan) -> tuple[Plan, int]:
+        return chosen, peak_bytes(chosen, model)
+
+    best, peak = min((peak_of(replace(plan, cuts=cut, recompute=names)) for cut in cuts), key=lambda pair: pair[1])
+    for name in reversed(names) if peak <= limit_bytes else ():
+        kept = tuple(other for other in best.recomputed_units if other != name)
+        fewer, needed = peak_of(replace(best, recompute=kept or "none"))
+        if needed <= limit_bytes:
+            best, peak = fewer, needed
+    return best, peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,15 @@ file, `recompute = [true, false]` sets it per stage.
 `--recompute vit.layers.0,vit.layers.1`, or `recompute = ["vit.layers.0", "vit.layers.1"]` in a plan file, recomputes only these
 units (names as in `stagewright profile`), one at a time; all others save their activations. Every strategy and schedule supports it.
 Under a memory limit `stagewright plan` chooses the units and the cuts together, where recomputing whole stages would
-recompute more than the memory requires ([decision 54](decisions/0054-memory-by-unit.md)).
+recompute more than the memory requires ([decision 54](decisions/0054-memory-by-unit.md)). `stagewright fit` does the same for the
+largest batch, sequence or number of layers.
+
+`--recompute attention` is selective recomputation inside blocks, as Megatron-LM's `--recompute-granularity selective`: everything is
+saved except what attention computes between its linear layers (scores, softmax, dropout masks). The linear layers are not repeated.
+With eager attention, or dropout inside it on CPUs, the scores are most of the activation memory of long sequences, and recomputing them
+takes a small part of the time. A fused kernel without dropout saves no scores, and there is little to gain. Attention modules
+are found by their structure; a model that has none inside its units is refused, and so are `--compile`, `--sequence-parallel` and context
+parallelism ([decision 59](decisions/0059-attention-alone.md)).
 
 Dropout masks and batch norm statistics are those of the first forward:
 [batch norm and dropout](compare.md#batch-norm-and-dropout). With a split backward, a recomputed stage runs

@@ -78,7 +78,10 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("compare digits-vit --devices gpu", "--devices 'gpu': 'gpu' is neither a number of devices nor a device"),
         ("compare digits-vit --devices -1", "--devices -1: must be at least 1"),
         ("train digits-vit digits --devices 0", "--devices 0: must be at least 1"),
-        ("compare digits-vit --recompute some", "unknown recompute mode 'some'; did you mean 'none'"),
+        (
+            "compare digits-vit --recompute some",
+            "unknown recompute mode 'some'; did you mean 'none'? (or names of units: --recompute layers.0,layers.1",
+        ),
         ("compare digits-vit --seed -1", "seed = -1, but must be from 0"),
         ("compare digits-vit --cut nope --strategy pipeline", "unknown cut 'nope'; known: vit.embeddings"),
         ("compare digits-vit --units nope --strategy serial", "unknown unit 'nope'"),

@@ -11,7 +11,17 @@ from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
 from stagewright.planner.costs.layer_scaling import with_num_layers
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
-from stagewright.planner.fit import MEMORY, SizedModel, SizeLimit, StrategyFit, fit_strategies, memory_of, peak_bytes
+from stagewright.planner.fit import (
+    MEMORY,
+    SizedModel,
+    SizeLimit,
+    StrategyFit,
+    by_unit_limit,
+    fit_strategies,
+    memory_of,
+    peak_bytes,
+)
+from stagewright.planner.search.by_unit import memory_by_unit
 from stagewright.profiler.profile import Amount
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 
@@ -251,3 +261,40 @@ def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None
     measured = ModelCosts(profile=profile_of((embedding, *small[1:3], head)), overheads=MadeSource(units=()).overheads)
     parameters, gradients = 500 + 2 * 100, 500 + 100
     assert peak_bytes(plan, measured) == parameters + gradients + 2 * 30 + (100 - 30)
+
+
+@pytest.mark.parametrize("kind", ["batch", "layers"])
+def test_as_few_units_as_memory_requires(kind: str) -> None:
+    """Recomputed one by one, units allow at least the size of any uniform policy, and no unit more than needed."""
+    units = [
+        unit(
+            f"layers.{index}",
+            1.0,
+            (1.0, 1.0),
+            saved_bytes=Amount(total=1000),
+            recompute_saved_bytes=50,
+            output_bytes=50,
+            crossing_bytes=50,
+            parameter_bytes=Amount(total=100),
+        )
+        for index in range(6)
+    ]
+    source = MadeSource(units=tuple(replace(one, block=one.name) for one in units))
+    sized, limit = {"batch": batches(source), "layers": layers(source)}[kind], 40_000
+    rows = fit_strategies(
+        BASE, 2, limit, memory_of(sized), kind, now=8, microbatches=4, by_unit=memory_by_unit(sized, limit)
+    )
+    by_strategy = {
+        name: [row for row in rows if row.strategy == name] for name in ("serial", "data, sharded", "pipeline")
+    }
+    for name, (none, always, by_unit) in by_strategy.items():
+        assert (none.by_unit, always.by_unit, by_unit.by_unit, by_unit.recompute) == (False, False, True, True), name
+        assert by_unit.plan is not None
+        assert by_unit.plan.recomputed_units == by_unit.recomputed_units
+        assert by_unit.recomputed_units
+        assert by_unit.peak_bytes <= by_unit_limit(limit) < by_unit.above_bytes
+        assert by_unit.peak_bytes == peak_bytes(*sized(by_unit.plan, by_unit.largest))
+        assert by_unit.largest >= none.largest
+        if name != "serial":  # there, each block is a stage that is recomputed alone too
+            assert by_unit.largest > always.largest
+        assert none.now_bytes > limit or by_unit.now_bytes == none.now_bytes, "nothing is recomputed where all fits"

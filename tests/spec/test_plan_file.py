@@ -133,7 +133,11 @@ def test_the_plan_in_the_docstring_style(tmp_path: Path) -> None:
         ('schedule = "1f2b"', "unknown schedule '1f2b'; did you mean '1f1b'? (in {path})"),
         ('devices = "cpu:0"', '{path}: devices must be a list in brackets, not "cpu:0"'),
         ('devices = ["cpu:0", 1]', "{path}: devices[1] must be a string in quotes, not 1"),
-        ('recompute = "maybe"', "unknown recompute 'maybe'"),
+        (
+            'recompute = "maybe"',
+            "unknown recompute 'maybe'; known: none, always, except-last, attention (or names of units: --recompute "
+            "layers.0,layers.1, in a plan a list; in {path})",
+        ),
         ("recompute = [1]", "{path}: recompute[0] must be true or false, not 1"),
         ('memory = "2 gallons"', "{path}: memory: '2 gallons' is not a size; write it like 2GiB"),
         ("model = 3", "{path}: model must be a table, not 3"),

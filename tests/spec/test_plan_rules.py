@@ -62,7 +62,35 @@ def test_plans_that_run(good: dict[str, Any]) -> None:
         ({"precision": "fp16-mix"}, "unknown precision 'fp16-mix'; did you mean 'fp16-mixed'"),
         ({"compile": "stage"}, "unknown compile mode 'stage'; did you mean 'stages'"),
         ({"batch_norm": "defered"}, "unknown batch norm mode 'defered'; did you mean 'deferred'?"),
-        ({"recompute": "never"}, "unknown recompute mode 'never'"),
+        (
+            {"recompute": "never"},
+            "unknown recompute mode 'never'; known: none, always, except-last, attention (or names of units: "
+            "--recompute layers.0,layers.1, in a plan a list)",
+        ),
+        (
+            {"optimizer_in_backward": True, "microbatches": 4},
+            "optimizer_in_backward = true does not work with microbatches = 4, because gradients of several",
+        ),
+        (
+            {"optimizer_in_backward": True, "clip": 1.0, "microbatches": 1, "mesh": "serial"},
+            "optimizer_in_backward = true does not work with clip = 1.0, because the norm of all gradients",
+        ),
+        (
+            {"optimizer_in_backward": True, "mesh": "data=2", "microbatches": 1},
+            "does not work with data=2, because gradients are summed over replicas or tokens first",
+        ),
+        (
+            {"optimizer_in_backward": True, "precision": "fp16-mixed", "microbatches": 1, "mesh": "serial"},
+            'does not work with precision = "fp16-mixed", because an overflow of scaled gradients',
+        ),
+        (
+            {"recompute": "attention", "compile": "units"},
+            'recompute = "attention" does not work with compile = "units": leave out one of the two',
+        ),
+        (
+            {"recompute": "attention", "mesh": "context=2"},
+            'recompute = "attention" does not work with context = 2: leave out one of the two',
+        ),
         ({"model": ModelSpec(name="")}, "the model has no name"),
         ({"batch": 0}, "batch = 0, but must be at least 1"),
         ({"steps": 0}, "steps = 0, but must be at least 1"),

@@ -7,7 +7,7 @@ import math
 import re
 from functools import lru_cache
 
-from stagewright.analytic.layout import Layout, LayoutAxis
+from stagewright.analytic.layout import Layout, LayoutAxis, RecomputeMode
 from stagewright.codecs.registry import get
 from stagewright.errors import UsageError
 from stagewright.schedules.action_order import SEARCHED
@@ -20,6 +20,7 @@ _ORDERS: dict[str, tuple[LayoutAxis, ...]] = {
     "tensor": ("tensor", "pipeline", "context", "data"),
     "data": ("data", "tensor", "context", "pipeline"),
 }
+_LAYOUT_MODES: dict[str, RecomputeMode] = {"none": "none", "attention": "selective"}
 _BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
@@ -47,7 +48,7 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         zero=3 if plan.shard else plan.zero,
         shards=plan.fsdp_shards,
         gather_once=plan.gathers_once,
-        recompute="none" if plan.recompute == "none" else "full",
+        recompute=_LAYOUT_MODES.get(plan.recompute, "full") if isinstance(plan.recompute, str) else "full",
         # A stage is recomputed as a whole.
         checkpoint_segments=stages,
         precision=plan.compute_dtype,

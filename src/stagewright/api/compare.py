@@ -76,6 +76,7 @@ def compare(
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
             (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``vocab_parallel``,
             ``sequence_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``cuda_graphs``,
+            ``optimizer_in_backward``,
             ``steps``, …).
 
     Example:

@@ -17,6 +17,7 @@ from stagewright.errors import RunError, UsageError
 from stagewright.machine.machine import default_devices
 from stagewright.planner.fit import MEMORY, SizeKind, StrategyFit, fit_strategies, memory_of
 from stagewright.planner.scaled_models import analytic_memory, scaled_models, size_limit
+from stagewright.planner.search.by_unit import memory_by_unit
 from stagewright.quantity import parse_bytes
 from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
@@ -28,7 +29,7 @@ _SIZES = ("batch", "layers", "sequence")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult(Displayed):
-    """The largest size of each strategy, with and without activation checkpointing."""
+    """The largest size of each strategy, without activation checkpointing, with it, and with recomputed units."""
 
     model: str
     what: str
@@ -129,14 +130,17 @@ def fit(
     def measuring(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
         return progress.task(f"measuring {plan.model.name}, {size} samples")
 
-    sized = memory_of(scaled_models(what, head, cache=cache, progress=measuring))
+    models = scaled_models(what, head, cache=cache, progress=measuring)
+    by_unit = memory_by_unit(models, limit)
     now = {
         "batch": batch,
         "layers": int(layers) if layers.isdigit() else 1,
         "sequence": base.model.sequence_length or 128,
     }[what]
     most = size_limit(what, base)
-    rows = fit_strategies(base, devices, limit, sized, what, now=now, microbatches=microbatches, limit=most)
+    rows = fit_strategies(
+        base, devices, limit, memory_of(models), what, now=now, microbatches=microbatches, limit=most, by_unit=by_unit
+    )
     checked = tuple(_run(rows, limit, root, progress)) if check else None
     return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows), checked=checked)
 
@@ -185,7 +189,7 @@ def _run(rows: list[StrategyFit], limit: int, root: str | Path, progress: Progre
         if plan is None:
             continue
         devices = default_devices(plan.mesh.num_workers, share=True)
-        name = f"{best.strategy}{', recomputed' if best.recompute else ''}, {size}"
+        name = f"{best.strategy}{_describe_recompute(best)}, {size}"
         progress.note(f"running {name} {where} …")
         try:
             result = run_plan(replace(plan, devices=devices, memory_bytes=limit), root)
@@ -194,3 +198,9 @@ def _run(rows: list[StrategyFit], limit: int, root: str | Path, progress: Progre
             text, ran = str(error).splitlines()[0], False
         results.append({"plan": name, "size": size, "ran": ran, "text": text})
     return results
+
+
+def _describe_recompute(row: StrategyFit) -> str:
+    if row.by_unit:
+        return f", {len(row.recomputed_units)} units recomputed"
+    return ", recomputed" if row.recompute else ""

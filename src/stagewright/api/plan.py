@@ -34,11 +34,11 @@ from stagewright.schedules.action_order import SEARCHED
 from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
-from stagewright.spec.activation_checkpointing import describe_recompute
+from stagewright.spec.activation_checkpointing import RECOMPUTES, describe_recompute
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from stagewright.spec.plan import AXES, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_file import write_plan
-from stagewright.spec.plan_rules import PRECISIONS, RECOMPUTES
+from stagewright.spec.plan_rules import PRECISIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from stagewright.cli.screen import note, progress
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
+from stagewright.spec.activation_checkpointing import RECOMPUTES, check_recompute_mode
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan_rules import (
     BATCH_NORMS,
@@ -24,7 +25,6 @@ from stagewright.spec.plan_rules import (
     CONTEXT_ATTENTIONS,
     FSDP_GATHERS,
     PRECISIONS,
-    RECOMPUTES,
     check_choice,
 )
 from stagewright.zoo.validation import check_name
@@ -96,6 +96,9 @@ Compile = Annotated[
     str | None,
     choice("compile mode", COMPILES, run_option, help="Use torch.compile. \\[default: none]", show_default=False),
 ]
+OptimizerInBackward = Annotated[
+    bool, run_option("--optimizer-in-backward", help="Step parameters in backward, and free their gradients.")
+]
 CudaGraphs = Annotated[bool, run_option("--cuda-graphs", help="Launch stages as CUDA graphs.")]
 Seed = Annotated[int, _model_option(help="Random seed; of weights and the example batch.")]
 Units = Annotated[str, _model_option(help="auto (blocks), leaf, or module names with commas.")]
@@ -155,7 +158,7 @@ def recompute_option(**settings: Any) -> Any:
 
     def parse(text: str) -> str:
         if not _UNIT_NAMES.search(text):
-            check_choice("recompute mode", text, RECOMPUTES)
+            check_recompute_mode(text)
         return text
 
     return run_option(parser=parse, metavar=f"{'|'.join(RECOMPUTES)}|UNITS", **settings)

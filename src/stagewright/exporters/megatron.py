@@ -45,7 +45,9 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
     if plan.model.sequence_length is not None:
         arguments["seq-length"] = plan.model.sequence_length
         arguments["max-position-embeddings"] = plan.model.sequence_length
-    if plan.recompute != "none":
+    if plan.recompute == "attention":
+        arguments |= {"recompute-granularity": "selective"}  # attention between its linear layers
+    elif plan.recompute != "none":
         arguments |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
         if plan.recompute != "always":
             omitted.append("Activation checkpointing is on for all blocks: Megatron-LM has no setting for each stage.")

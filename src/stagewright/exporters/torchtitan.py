@@ -79,6 +79,9 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         omitted.append("Mixed precision is bfloat16: torchtitan has no float16.")
     if plan.compile != "none":
         omitted.append("Set [compile] enable = true: torchtitan compiles each transformer block.")
+    modes = {"none": "none", "attention": "selective"}
+    if plan.recompute == "attention":
+        omitted.append("Recomputation is selective by operator: torchtitan does not recompute attention alone.")
     if isinstance(plan.recompute, tuple) or plan.recompute == "except-last":
         omitted.append("Activation checkpointing is on for all blocks: torchtitan has no setting for each stage.")
     optimizer: dict[str, object] = {"lr": plan.optimizer.learning_rate, "weight_decay": plan.optimizer.weight_decay}
@@ -91,7 +94,7 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         "training": training,
         "optimizer": optimizer,
         "parallelism": parallelism,
-        "activation_checkpoint": {"mode": "none" if plan.recompute == "none" else "full"},
+        "activation_checkpoint": {"mode": modes.get(str(plan.recompute), "full")},
     }
     omitted.append("Set [model] and the tokenizer yourself: torchtitan has model definitions of its own.")
     return ExportedConfig(

@@ -85,6 +85,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         zero=0,
         vocab_parallel=False,
         sequence_parallel=False,
+        optimizer_in_backward=False,
         stages=None,
         cuts=(),
         placement="auto",

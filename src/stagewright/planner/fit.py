@@ -1,5 +1,5 @@
-"""The largest model that fits: for each strategy, with and without activation checkpointing, the most layers, samples
-or tokens.
+"""The largest model that fits: for each strategy, without activation checkpointing, with it, and with recomputed units,
+the most layers, samples or tokens.
 
     measured at two sizes ─► memory of a plan at any size, interpolated per unit ─► the largest that fits
     (layers: an extra block is as large as the measured ones)
@@ -23,7 +23,12 @@ from stagewright.simulator.costs.plan_costs import plan_costs
 from stagewright.simulator.memory import worker_memory
 from stagewright.simulator.step_times import pipeline_times
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import block_ends, checkpoint_by_block, recomputes_stages
+from stagewright.spec.activation_checkpointing import (
+    block_ends,
+    can_recompute_units,
+    checkpoint_by_block,
+    recomputes_stages,
+)
 from stagewright.spec.plan import Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 
@@ -50,6 +55,10 @@ class StrategyFit:
     strategy: str
     recompute: bool
     """Whether it uses activation checkpointing."""
+    by_unit: bool = False
+    """Whether only the units are recomputed that memory requires."""
+    recomputed_units: tuple[str, ...] = ()
+    """With `by_unit`: these units, at the largest size."""
     largest: int
     """Largest size that fits; 0: none."""
     peak_bytes: int
@@ -125,8 +134,12 @@ def fit_strategies(
     now: int,
     microbatches: int,
     limit: SizeLimit | None = None,
+    by_unit: SizedMemory | None = None,
 ) -> list[StrategyFit]:
-    """Return one result per strategy, without and with activation checkpointing."""
+    """Return one result per strategy without activation checkpointing, with it, and with recomputed units.
+
+    ``by_unit``: gives plans of any size with as few recomputed units as the limit allows; None: no such results.
+    """
     limit = limit or SizeLimit()
     default = replace(base, cuts=(), stages=None, devices=(), speeds=())
     plans = [
@@ -146,13 +159,28 @@ def fit_strategies(
         for strategy, mesh, zero in _strategies(num_devices)
         for recompute in ("none", "always")
     ]
-    minimums = [_min_size(plan, kind) for _, plan in plans]
     # Memory is compared at one size that all strategies support.
+    minimums = [_min_size(plan, kind) for _, plan in plans]
     now = max([now, *(minimum for minimum in minimums if minimum <= limit.size)])
-    return [
-        _fit(strategy, plan, limit_bytes, sized, now, minimum, limit)
-        for (strategy, plan), minimum in zip(plans, minimums, strict=True)
-    ]
+    rows = []
+    for strategy, plan in plans:
+        minimum = _min_size(plan, kind)
+        rows.append(_fit(strategy, plan, limit_bytes, sized, now, minimum, limit))
+        if by_unit is not None and plan.recompute == "always":
+            kept = replace(plan, recompute="none")
+            if can_recompute_units(kept):
+                row = _fit(strategy, kept, by_unit_limit(limit_bytes), by_unit, now, minimum, limit)
+                units = row.plan.recomputed_units if row.plan is not None else ()
+                rows.append(replace(row, recompute=True, by_unit=True, recomputed_units=units))
+    return rows
+
+
+def by_unit_limit(limit_bytes: int) -> int:
+    """Return the memory that plans with chosen units may use.
+
+    They fill it to the last bytes, and forecasts omit the step counters of optimizers, so a thousandth is left.
+    """
+    return limit_bytes - limit_bytes // 1000
 
 
 def _strategies(num_devices: int) -> Sequence[tuple[str, Mesh, int]]:

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from stagewright.graph.unit_graph import UnitGraph
 
 # How units are measured: a different method gives different numbers. Changing this text invalidates cached profiles.
-_METHOD = "pinned to one thread a core, all freed memory kept, with what lies between units, tensors of an inference"
+_METHOD = (
+    "pinned to one thread a core, all freed memory kept, with what lies between units, tensors of an inference, "
+    "recomputed attention"
+)
 _LIBRARIES = ("stagewright", "torch", "transformers")
 
 

@@ -30,10 +30,11 @@ from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_offloaded, offloaded, resident, was_offloaded
 from stagewright.machine.garbage_collection import no_garbage_collection
 from stagewright.machine.hollow import is_hollow_model
+from stagewright.profiler.attention import profile_attention
 from stagewright.profiler.cache import ProfileCache
 from stagewright.profiler.glue import GlueReplay, add_glue_memory, glue_replays
 from stagewright.profiler.identity import class_without_source, library_versions, profile_key
-from stagewright.profiler.profile import Amount, Profile, UnitProfile, amounts_with_shares
+from stagewright.profiler.profile import Amount, AttentionProfile, Profile, UnitProfile, amounts_with_shares
 from stagewright.profiler.replay import Replay, Stopwatch, add_times
 from stagewright.profiler.saved_activations import SavedActivations, measure_saved_activations
 from stagewright.profiler.storage import model_storages, tensors_in
@@ -230,10 +231,13 @@ def _measure(
                 working = add_glue_memory(working, replays, glue, torch_device)
         storages = model_storages(graph.model)
         recompute_saved = [replay.input_bytes(storages) if training else 0 for replay in replays]
+        attention: Sequence[AttentionProfile | None] = [None] * len(replays)
+        if training and compile == "none":
+            attention = profile_attention(graph, args, kwargs, replays, torch_device, repeats=repeats)
     steps.finish(name)
     batch_size = graph.batch_size_of(tuple(args), kwargs)
     whole_forward, _, whole_backward = whole.times()
-    units = _units(graph, batch_size, replays, glue, saved, recompute_saved, working)
+    units = _units(graph, batch_size, replays, glue, saved, recompute_saved, working, attention)
     if compile == "stages" and not on_host:
         units = scale_units(units, whole_forward.median_s, whole_backward.median_s)
     return Profile(
@@ -287,6 +291,7 @@ def _units(
     saved: Sequence[SavedActivations],
     recompute_saved: Sequence[int],
     working: Sequence[tuple[int, int]],
+    attention: Sequence[AttentionProfile | None],
 ) -> tuple[UnitProfile, ...]:
     modules = [graph.module(call) for call in graph.calls]
     num_elements: list[Mapping[Hashable, int]] = []
@@ -326,7 +331,9 @@ def _units(
                 crossing_bytes=graph.crossing_bytes(index, batch_size) if index < len(graph.cuts) else 0,
                 forward_working_bytes=working[index][0],
                 backward_working_bytes=working[index][1],
+                largest_parameter_bytes=max(num_bytes[index].values(), default=0),
                 glue_s=glue_s,
+                attention=attention[index],
             )
         )
     return tuple(units)

@@ -63,6 +63,22 @@ class Time:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionProfile:
+    """What recomputation of the attention inside one unit call costs."""
+
+    saved_bytes: Amount
+    """Activations that the unit saves then."""
+    recomputed_bytes: int
+    """Activations that the recomputation of one attention adds; the most, where a unit has several."""
+    later_bytes: int
+    """Part of `saved_bytes` that is saved after attention: backward frees it before it recomputes."""
+    earlier_parameter_bytes: int
+    """Parameters of the linear layers before attention: backward makes their gradients after it recomputes."""
+    recompute: Time
+    """The recomputation of one backward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitProfile:
     """What one call of one unit costs."""
 
@@ -96,8 +112,12 @@ class UnitProfile:
     """Peak memory of a forward pass above its start, results included; on a CPU counted for inference only."""
     backward_working_bytes: int = 0
     """Peak memory of a backward pass above its start, gradients included."""
+    largest_parameter_bytes: int = 0
+    """The largest parameter."""
     glue_s: float = 0.0
     """Share of the times above that glue operations between units take."""
+    attention: AttentionProfile | None = None
+    """With `recompute = "attention"`; None: the unit has no attention, or was measured compiled or for inference."""
 
     @property
     def kept_bytes(self) -> Amount:

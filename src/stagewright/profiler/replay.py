@@ -190,6 +190,15 @@ class Replay:
         for _ in range(min(_MAX_SAMPLES_IN_ROUND, int(_ROUND_S / max(spent_s, 1e-9))) - 1):
             self._sample_once(stopwatch)
 
+    def run_once(self) -> None:
+        """Run forward and backward, without taking times."""
+        targets = [*self._inputs, *self._parameters]
+        with torch.enable_grad():
+            results = [tensor for tensor in tensors_in(self._results(self._call()())) if tensor.requires_grad]
+            if results and targets:
+                ones = [torch.ones_like(result) for result in results]
+                torch.autograd.grad(results, targets, ones, allow_unused=True)
+
     def working_bytes(self, device: torch.device) -> tuple[int, int]:
         """Return the peak memory of a forward and of a backward pass above their start.
 

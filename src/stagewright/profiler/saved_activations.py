@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from stagewright.graph.attention.checkpointing import checkpointed_attentions
 from stagewright.graph.preserve import preserved
 from stagewright.machine.cpu_offload import is_temporary
 from stagewright.profiler.profile import Amount, amounts_with_shares
@@ -31,14 +32,20 @@ class SavedActivations:
     saved_bytes: Amount
     needs_gradient: tuple[bool, ...]
     """For each tensor among the call's arguments, whether it requires a gradient."""
+    later_bytes: int = 0
+    """What the call saves after its last attention, if attention is recomputed."""
 
 
 def measure_saved_activations(
-    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any]
+    graph: UnitGraph, args: Sequence[Any], kwargs: Mapping[str, Any], *, attention: bool = False
 ) -> tuple[SavedActivations, ...]:
-    """Run the graph once with gradients and measure what each unit call saves; the model's state is preserved."""
+    """Run the graph once with gradients and measure what each unit call saves; the model's state is preserved.
+
+    ``attention``: whether attention is recomputed.
+    """
     excluded = model_storages(graph.model)
     saved: list[dict[Hashable, int]] = [{} for _ in graph.calls]
+    before_end: list[set[Hashable]] = [set() for _ in graph.calls]
     needs_gradient: list[tuple[bool, ...]] = []
     alive: list[object] = []
     modules = [graph.module(call) for call in graph.calls]
@@ -62,7 +69,13 @@ def measure_saved_activations(
     def restore(_: None) -> torch.Tensor:
         raise AssertionError("this run has no backward pass")
 
+    def end_core(_attention: nn.Module) -> None:
+        unit = max(0, len(needs_gradient) - 1)
+        before_end[unit] = set(saved[unit])
+
     with contextlib.ExitStack() as stack:
+        if attention:
+            stack.enter_context(checkpointed_attentions(modules, on_core_end=end_core))
         stack.enter_context(preserved(graph.model))
         for module in dict.fromkeys(modules):
             stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
@@ -73,7 +86,11 @@ def measure_saved_activations(
     del output
     assert len(needs_gradient) == len(modules), "every unit of the graph runs"
     amounts = amounts_with_shares(saved)
+    later = [
+        sum(size for key, size in sizes.items() if key not in before)
+        for sizes, before in zip(saved, before_end, strict=True)
+    ]
     return tuple(
-        SavedActivations(saved_bytes=amount, needs_gradient=needs)
-        for amount, needs in zip(amounts, needs_gradient, strict=True)
+        SavedActivations(saved_bytes=amount, needs_gradient=needs, later_bytes=size)
+        for amount, needs, size in zip(amounts, needs_gradient, later, strict=True)
     )

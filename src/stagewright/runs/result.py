@@ -198,6 +198,8 @@ class RunResult:
     """Whether tensor parallel workers divide the vocabulary."""
     sequence_parallel: bool = False
     """Whether tensor parallel workers divide the sequence between their divided layers."""
+    optimizer_in_backward: bool = False
+    """Whether parameters are stepped in backward."""
     cuda_graphs: bool = False
     """Whether stages run as CUDA graphs."""
     speeds: tuple[float, ...] = ()
@@ -295,6 +297,7 @@ class RunResult:
             "zero": plan.zero,
             "vocab_parallel": plan.vocab_parallel,
             "sequence_parallel": plan.sequence_parallel,
+            "optimizer_in_backward": plan.optimizer_in_backward,
             "cuda_graphs": plan.cuda_graphs,
             "speeds": given_speeds(plan),
             "workers": plan.mesh.num_workers,

@@ -2,7 +2,8 @@
 
     forward of a stage        + saved activations (only its inputs with activation checkpointing); with the first
                               micro-batch also the whole batch, of which it is a view
-    backward of a stage       + recomputed activations; gradients appear; then − saved activations
+    backward of a stage       + recomputed activations; gradients appear (one at a time, if each is freed after the step
+                              of its parameter); then − saved activations
     throughout                parameters, buffers, optimizer states, posted receives; divided by FSDP
     while a stage runs        on a GPU, and in inference, temporary memory of operators: see `costs.working_memory`
 
@@ -31,6 +32,7 @@ from stagewright.simulator.action_graph import (
 from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.costs.working_memory import NO_WORKING_MEMORY
 from stagewright.simulator.step_times import StepTimes
+from stagewright.spec.activation_checkpointing import recomputes_stages
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
 from stagewright.spec.zero import bucket_bytes
@@ -112,11 +114,12 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     else:
         changes = _inference_changes(costs, own)
     held = fixed + np.cumsum(changes.total)
-    optimizer = int(shard * overheads.optimizer_working_share) if has_working and plan.training else 0
+    steps_after = plan.training and not plan.optimizer_in_backward
+    optimizer = int(shard * overheads.optimizer_working_share) if has_working and steps_after else 0
     end = int(held[-1]) if len(held) else fixed
     return WorkerMemory(
         parameters_bytes=parameters,
-        gradients_bytes=shard if plan.training else 0,
+        gradients_bytes=shard if steps_after else 0,
         optimizer_bytes=shard * states,
         buffers_bytes=buffers,
         activations_bytes=changes.peak_activations,
@@ -212,6 +215,8 @@ def _training_changes(
     freed += np.where(rows.microbatch == last_microbatch, rows.batch, 0)
     allocated = _allocated_gradients(costs, rows, allocates) // gradient_shards
     rise = np.minimum(allocated, np.maximum(0, rows.of_stage("gradient_rise_bytes") // gradient_shards))
+    if costs.plan.optimizer_in_backward:
+        allocated = np.zeros_like(allocated)  # freed as soon as their parameters are stepped
     events.add(rows.first, rows.start + 0.5 * duration, rest=rise)
     events.add(rows.ends & (rows.first | (freed != 0)), rows.end, -freed, allocated - rise)
     parameters = rows.of_stage("parameter_bytes")
@@ -316,7 +321,7 @@ class _ActionRows:
         # Output gradients kept between the halves of a split backward for the weight gradients.
         self.pending = self._of_microbatch(saved, costs.model_overheads.split_held_share)
         recomputed = self._of_microbatch(self.of_stage("recompute_bytes"))
-        is_whole = recomputes & self.ends & (not costs.plan.recomputed_units)
+        is_whole = recomputes & self.ends & recomputes_stages(costs.plan)
         self.recomputed = np.where(is_whole, recomputed, 0)
         self._by_unit = recomputes & self.ends & ~is_whole
 

@@ -34,7 +34,7 @@ Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
 FSDPGather: TypeAlias = Literal["auto", "step", "microbatch"]
 ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
-Recompute: TypeAlias = Literal["none", "always", "except-last"] | tuple[bool, ...] | tuple[str, ...]
+Recompute: TypeAlias = Literal["none", "always", "except-last", "attention"] | tuple[bool, ...] | tuple[str, ...]
 
 
 AUTOCAST_DTYPES: dict[str, Literal["bfloat16", "float16"]] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
@@ -215,7 +215,7 @@ class Plan:
     """Pipeline stages; None: the minimum that schedule and placement need."""
     recompute: Recompute = "none"
     """Activation checkpointing: stages save only their inputs and recompute forward in backward; or one flag per
-    stage; or the names of the units that do, while the others save everything."""
+    stage; or the names of the units that do; or only attention inside units, between its linear layers."""
     shard: bool = False
     """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
     fsdp_shards: int | None = None
@@ -243,6 +243,8 @@ class Plan:
     compile: Compile = "none"
     """What `torch.compile` compiles: none, stages or units. Stages are compiled unit by unit where replicas or
     tensor-parallel workers communicate between units, or where units draw random numbers."""
+    optimizer_in_backward: bool = False
+    """Step each parameter as soon as backward has its gradient, and free the gradient."""
     cuda_graphs: bool = False
     """Launch forward and backward of each stage as CUDA graphs."""
     batch_norm: Literal["plain", "deferred"] = "plain"
@@ -387,4 +389,4 @@ class Plan:
         """Whether a stage is recomputed as a whole, for all micro-batches or all but the last."""
         if isinstance(self.recompute, tuple):
             return not self.recomputed_units and bool(self.recompute[stage])
-        return self.recompute != "none"
+        return self.recompute in ("always", "except-last")

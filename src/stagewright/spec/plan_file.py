@@ -35,6 +35,7 @@ from stagewright.files.toml_table import (
     write_size,
 )
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
+from stagewright.spec.activation_checkpointing import check_recompute_mode
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import (
@@ -44,9 +45,14 @@ from stagewright.spec.plan_rules import (
     FSDP_GATHERS,
     LR_SCHEDULES,
     PRECISIONS,
-    RECOMPUTES,
     check_plan,
 )
+
+
+def _recompute_mode(value: object, where: str) -> str:
+    check_recompute_mode(text(value, where), where)
+    return str(value)
+
 
 _MODEL: dict[str, Reader] = {
     "name": text,
@@ -82,7 +88,7 @@ _PLAN: dict[str, Reader] = {
     "units": text,
     "placement": choice("auto", *PLACEMENTS),
     "stages": integer,
-    "recompute": either(choice(*RECOMPUTES), list_of(either(text, flag))),
+    "recompute": either(_recompute_mode, list_of(either(text, flag))),
     "shard": flag,
     "fsdp_shards": integer,
     "fsdp_gather": choice(*FSDP_GATHERS),
@@ -94,6 +100,7 @@ _PLAN: dict[str, Reader] = {
     "codec_backward": either(text, list_of(text)),
     "precision": choice(*PRECISIONS),
     "compile": choice(*COMPILES),
+    "optimizer_in_backward": flag,
     "cuda_graphs": flag,
     "batch_norm": choice(*BATCH_NORMS),
     "training": flag,

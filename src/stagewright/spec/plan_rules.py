@@ -17,8 +17,9 @@ from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
-from stagewright.spec.activation_checkpointing import check_recompute
+from stagewright.spec.activation_checkpointing import check_recompute, check_recompute_mode
 from stagewright.spec.cuda_graphs import check_cuda_graphs
+from stagewright.spec.optimizer_in_backward import check_optimizer_in_backward
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.searched_order import check_order
@@ -32,7 +33,6 @@ FSDP_GATHERS = ("auto", "step", "microbatch")
 COMPILES = ("none", "stages", "units")
 BATCH_NORMS = ("plain", "deferred")
 LR_SCHEDULES = ("constant", "linear", "cosine")
-RECOMPUTES = ("none", "always", "except-last")
 MAX_WORKERS = 131_072
 MAX_STAGES = 16_384
 MAX_MICROBATCHES = 2**20
@@ -52,6 +52,7 @@ def check_plan(plan: Plan) -> None:
     _check_features(plan)
     _check_codecs(plan)
     check_cuda_graphs(plan)
+    check_optimizer_in_backward(plan)
 
 
 def _check_names(plan: Plan) -> None:
@@ -64,7 +65,7 @@ def _check_names(plan: Plan) -> None:
     check_choice("attention of context parallelism", plan.context_attention, CONTEXT_ATTENTIONS)
     check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
     if isinstance(plan.recompute, str):
-        check_choice("recompute mode", plan.recompute, RECOMPUTES)
+        check_recompute_mode(plan.recompute)
     if not plan.model.name:
         raise UsageError("the model has no name; write one that `stagewright models` lists")
 

@@ -10,11 +10,12 @@ from tests.planner.conftest import MadeSource, cluster_of, plan_of
 
 from made_profiles import unit
 from stagewright.errors import UsageError
-from stagewright.planner.search.by_unit import can_recompute_units, recompute_units
+from stagewright.planner.search.by_unit import recompute_units
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.search import search
 from stagewright.profiler.profile import Amount
 from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.spec.activation_checkpointing import can_recompute_units
 from stagewright.spec.plan import Mesh, Plan
 
 UNITS = [

@@ -13,8 +13,8 @@ from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_
 from stagewright.errors import UsageError
 from stagewright.exporters.catalog import EXPORTERS
 from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES
+from stagewright.spec.activation_checkpointing import RECOMPUTES
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
-from stagewright.spec.plan_rules import RECOMPUTES
 from stagewright.zoo.named import catalog
 
 if TYPE_CHECKING:

@@ -65,6 +65,7 @@ def compare(
     num_classes: opt.NumClasses = None,
     precision: opt.Precision = None,
     compile: opt.Compile = None,
+    optimizer_in_backward: opt.OptimizerInBackward = False,
     cuda_graphs: opt.CudaGraphs = False,
     seed: opt.Seed = 0,
     units: opt.Units = "auto",
@@ -121,6 +122,7 @@ def compare(
         batch_norm=batch_norm,
         precision=precision or "float32",
         compile=compile or "none",
+        optimizer_in_backward=optimizer_in_backward,
         cuda_graphs=cuda_graphs,
     )
     rows = comparison.rows

@@ -52,6 +52,7 @@ class PlanOptions:
     zero: Annotated[int, opt.run_option("--zero", min=0, max=2, hidden=True)] = 0  # in help as --strategy zero2
     vocab_parallel: Annotated[bool, opt.run_option("--vocab-parallel", hidden=True)] = False
     sequence_parallel: Annotated[bool, opt.run_option("--sequence-parallel", hidden=True)] = False
+    optimizer_in_backward: Annotated[bool, opt.run_option("--optimizer-in-backward", hidden=True)] = False
     speeds: Annotated[str | None, opt.run_option("--speeds", hidden=True)] = None
     precision: opt.Precision = None
     compile: opt.Compile = None
@@ -104,6 +105,7 @@ class PlanOptions:
             "zero": self.zero or None,
             "vocab_parallel": self.vocab_parallel or None,
             "sequence_parallel": self.sequence_parallel or None,
+            "optimizer_in_backward": self.optimizer_in_backward or None,
             "speeds": opt.parse_speeds(self.speeds) or None,
             "recompute": None if self.recompute is None else opt.parse_recompute(self.recompute),
         }

@@ -23,6 +23,7 @@ from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.cuda_graphs import can_be_graphs
+from stagewright.spec.optimizer_in_backward import can_step_in_backward
 from stagewright.spec.plan import Plan
 from stagewright.spec.strategy import parse_strategy
 from stagewright.spec.unequal_devices import MEASURED, first_speeds
@@ -61,6 +62,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
                 zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
                 vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
                 sequence_parallel=base.sequence_parallel and mesh.tensor > 1,
+                optimizer_in_backward=base.optimizer_in_backward and can_step_in_backward(mesh),
                 cuda_graphs=base.cuda_graphs and can_be_graphs(mesh),
                 codec=base.codec if is_pipeline else "none",
                 codec_backward=base.codec_backward if is_pipeline else None,

@@ -88,6 +88,8 @@ def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> _Measure
     plan = runner.plan
     parameters = list(runner.part.optimizer_parameters().values())
     optimizer = make_optimizer(plan.optimizer, parameters) if parameters else None
+    if runner.in_backward is not None:
+        runner.in_backward.optimizer = optimizer
 
     def step(number: int) -> tuple[float, PipelineResult, float]:
         start = time.perf_counter()

@@ -69,6 +69,8 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
     runner = StepRunner(plan, model, context, capture_for(plan, model))
     parameters = list(runner.part.optimizer_parameters().values())
     optimizer = make_optimizer(plan.optimizer, parameters) if parameters and plan.training else None
+    if runner.in_backward is not None:
+        runner.in_backward.optimizer = optimizer
 
     def step() -> None:
         if not plan.training:

@@ -11,6 +11,7 @@ experts                   ExpertGradientSync over the replicas that hold the sam
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,6 +91,17 @@ class GradientSync:
             self._norms.finish_step(self._all_reduce_statistics if has_replicas else None, is_counted=weight > 0)
         if self.data_axis is not None and not self._part.plan.shard:
             self.data_axis.synchronize(weight)
+
+    def final_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters whose gradients are final after the backward of their only stage, by name."""
+        part = self._part
+        counts = Counter(id(parameter) for stage in part.stages.values() for parameter in set(stage.parameters()))
+        summed = set(map(id, part.divided_parameters()))
+        return {
+            name: parameter
+            for name, parameter in part.trainable_parameters().items()
+            if counts[id(parameter)] == 1 and name not in self._tied and id(parameter) not in summed
+        }
 
     def gather_parameters(self) -> None:
         """All-gather the parameters after an optimizer step of ZeRO's shards."""

@@ -14,9 +14,11 @@ from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.tensor.apply import divides_regions, modules_to_keep_whole, plan_tensor_parallel
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import CaptureError, UnknownName, UsageError
+from stagewright.graph.attention.structure import find_attentions
 from stagewright.graph.capture import capture
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.graph.whole_model import WholeModel
+from stagewright.spec.activation_checkpointing import check_recomputed_units, no_attention
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
@@ -50,6 +52,13 @@ def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
     if indices != sorted(set(indices)):
         raise UsageError(f"cuts {list(names)} are not in the order of the model")
     return indices
+
+
+def check_recomputation(plan: Plan, graph: UnitGraph) -> None:
+    """Raise UsageError unless the model has the units, or the attention, that the plan recomputes."""
+    check_recomputed_units(plan, (call.name for call in graph.calls))
+    if plan.recompute == "attention" and not any(find_attentions(graph.module(call)) for call in graph.calls):
+        raise no_attention(plan.model.name)
 
 
 def capture_for(plan: Plan, model: Model) -> UnitGraph:

@@ -20,7 +20,7 @@ from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
-from stagewright.engine.parallel.model import capture_for, cut_indices
+from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.state.full_state import full_tensors
@@ -34,7 +34,6 @@ from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.hollow import copy_hollow
-from stagewright.spec.activation_checkpointing import check_recomputed_units
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Model
 
@@ -46,7 +45,7 @@ class ModelPart:
         self.plan, self.model, self.context = plan, model, context
         self.graph = graph or capture_for(plan, model)
         self.cuts = cut_indices(self.graph, plan.cuts)
-        check_recomputed_units(plan, (call.name for call in self.graph.calls))
+        check_recomputation(plan, self.graph)
         if len(self.cuts) + 1 != plan.num_stages:
             raise UsageError(
                 f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"

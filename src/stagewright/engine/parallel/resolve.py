@@ -17,7 +17,7 @@ from stagewright.cluster.device import Device
 from stagewright.engine.batch.precision import torch_autocast_dtype
 from stagewright.engine.parallel.codec_choice import choose_codecs
 from stagewright.engine.parallel.compilation import choose_compile_mode
-from stagewright.engine.parallel.model import capture_for, cut_indices, move_batch
+from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices, move_batch
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.graph.unit_graph import UnitGraph
@@ -28,7 +28,6 @@ from stagewright.partition.split import split as split_by
 from stagewright.profiler.profile import Profile
 from stagewright.spec.activation_checkpointing import (
     block_ends,
-    check_recomputed_units,
     checkpoint_by_block,
     checkpoints_by_block,
     recomputes_stages,
@@ -113,7 +112,7 @@ def check_cuts(plan: Plan) -> None:
     model.module.train(plan.training)
     graph = capture_for(plan, model)
     cut_indices(graph, plan.cuts)
-    check_recomputed_units(plan, (call.name for call in graph.calls))
+    check_recomputation(plan, graph)
 
 
 def _agree_on_speeds(profile: Profile, context: WorkerContext) -> tuple[float, ...]:

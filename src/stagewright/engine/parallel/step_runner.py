@@ -30,8 +30,10 @@ from stagewright.engine.parallel.gradient_sync import GradientSync
 from stagewright.engine.parallel.local_step import changes_elements, step_shards
 from stagewright.engine.parallel.loss_scale import LossScaler
 from stagewright.engine.parallel.model_part import ModelPart
+from stagewright.engine.parallel.optimizer import OptimizerInBackward
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
+from stagewright.engine.pipeline.attention_checkpointing import checkpoint_attentions
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
 from stagewright.engine.pipeline.cuda_graphs import GradientSums, GraphedForward
 from stagewright.engine.pipeline.executor import PipelineExecutor
@@ -73,6 +75,10 @@ class StepRunner:
         """The loss scale of fp16-mixed training."""
         if plan.training and plan.precision == "fp16-mixed":
             self.scaler = LossScaler(plan.mesh.num_workers, context.torch_device)
+        self.in_backward: OptimizerInBackward | None = None
+        """The optimizer steps inside backward, if the plan has any; its optimizer is to be set."""
+        if plan.optimizer_in_backward:
+            self.in_backward = OptimizerInBackward(self.sync.final_parameters(), self.memory.count_gradient)
         self.step_number = 0
         self._hooks = TrainingHooks(self) if plan.training else ActivityHooks(self, self.part.links)
         self.config = PipelineConfig(
@@ -99,12 +105,14 @@ class StepRunner:
     ) -> PipelineResult:
         """Run forward, backward and the gradient all-reduce of one batch; ``optimizer_step`` comes next.
 
-        A list of batches is a batch whose micro-batches are given.
+        A list of batches is a batch whose micro-batches are given. With several, no optimizer steps inside backward.
         """
         microbatches = self.split(batch)
         assert isinstance(self._hooks, TrainingHooks), "the plan is for inference"
         self._hooks.begin_step(microbatches)
-        with preserve_generators(device_generators(self.context.torch_device)):
+        in_backward = self.in_backward if len(microbatches) == 1 else None
+        stepping = in_backward.backward() if in_backward is not None else nullcontext()
+        with preserve_generators(device_generators(self.context.torch_device)), stepping:
             result = self._executor.train_step(microbatches, keep_outputs=keep_outputs)
         activity.begin("gradient all-reduce", step=self.step_number)
         self.memory.note("gradient all-reduce")
@@ -242,6 +250,8 @@ class TrainingHooks(ActivityHooks):
         self.forwards: dict[int, StageForward] = {}
         # Recomputed units that communicate must end alike on all workers, and as forecasts count them.
         is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
+        if runner.plan.recompute == "attention":
+            checkpoint_attentions(runner.part.stages.values(), runner.memory.forward)
         for index, stage in runner.part.stages.items():
             checkpoint_units(
                 stage, runner.plan.recomputed_units, recompute_context=runner.memory.forward, early_stop=is_alone

@@ -112,6 +112,8 @@ class Trainer:
         if parameters:
             self.optimizer = make_optimizer(make, parameters) if isinstance(make, OptimizerSpec) else make(parameters)
             self.runner.memory.follow_optimizer(self.optimizer)
+            if self.runner.in_backward is not None:
+                self.runner.in_backward.optimizer = self.optimizer
 
     @property
     def step_number(self) -> int:

@@ -19,11 +19,11 @@ from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.splitter import BatchSplitter
 from stagewright.engine.parallel.loss_scale import INITIAL_SCALE, PARITY_SCALE
 from stagewright.engine.parallel.model import cut_indices
-from stagewright.engine.parallel.optimizer import make_optimizer
+from stagewright.engine.parallel.optimizer import MakeOptimizer, make_optimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline, make_baseline, running_statistics
 from stagewright.engine.parity.comparison import compare_with_baseline
-from stagewright.engine.parity.optimizer_step import compare_optimizer_step
+from stagewright.engine.parity.optimizer_step import compare_optimizer_step, step_in_backward
 from stagewright.engine.parity.relative_error import equal_or_nan
 from stagewright.engine.parity.rounding import (
     TOLERANCES,
@@ -148,13 +148,18 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
             trained=runner.part.trainable_parameters() if plan.training else (),
         )
 
+    make = functools.partial(make_optimizer, plan.optimizer)
     has_ddp_buckets = plan.training and plan.mesh.data > 1 and plan.num_stages == 1 and not plan.shard and not plan.zero
     for is_last in (False, False, True) if has_ddp_buckets else (False, True):
-        result = step()
+        stepped_from = None
+        if is_last and plan.optimizer_in_backward:
+            result, stepped_from = step_in_backward(runner, make, step)
+        else:
+            result = step()
         loss = runner.total_loss(result)
         reports.append(compare(loss, result.outputs))
         if is_last and plan.training:
-            reports[-1] = _with_optimizer_step(reports[-1], runner, baseline)
+            reports[-1] = _with_optimizer_step(reports[-1], runner, make, baseline, stepped_from)
         is_stateful = not plan.training and any(
             not bool(equal_or_nan(value, before[name]).all()) for name, value in runner.part.buffers().items()
         )
@@ -177,10 +182,15 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
     return dataclasses.replace(worst, updates=max(report.updates for report in reports))
 
 
-def _with_optimizer_step(report: ParityReport, runner: StepRunner, baseline: Baseline | None) -> ParityReport:
+def _with_optimizer_step(
+    report: ParityReport,
+    runner: StepRunner,
+    make: MakeOptimizer,
+    baseline: Baseline | None,
+    before: dict[str, torch.Tensor] | None,
+) -> ParityReport:
     activity.begin("compare the optimizer step")
-    make = functools.partial(make_optimizer, runner.plan.optimizer)
-    updates, name = compare_optimizer_step(runner, make, baseline)
+    updates, name = compare_optimizer_step(runner, make, baseline, before)
     if updates <= report.tolerance:
         return dataclasses.replace(report, updates=updates)
     return dataclasses.replace(report, updates=updates, equal=False, worst=name if report.equal else report.worst)

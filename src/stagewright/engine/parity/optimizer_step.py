@@ -3,6 +3,8 @@
     what each worker holds ─► the plan's clipping and optimizer ─► parameters; then they are restored
     copies on the host     ─► torch's optimizer, one tensor at a time ─► expected
 
+With the optimizer in backward, gradients are copied before they are freed, and compared like any others.
+
 Both start from the plan's gradients, which have been compared with the baseline's: Adam amplifies a gradient's rounding
 error. The clipping norm is the baseline's. Optimizers change each element separately, so a shard is as good as a full
 tensor.
@@ -14,6 +16,8 @@ If a plan clips, the clipped gradients are compared as well, because Adam's firs
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -24,6 +28,7 @@ from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import worst_of_all_workers
 from stagewright.engine.parity.relative_error import SMALLEST, relative_error, to_float64
+from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.state.full_state import full_tensor
 from stagewright.engine.worker.broadcast import broadcast
 
@@ -31,18 +36,43 @@ ROUNDINGS = 4  # in units in the last place of a parameter: kernels multiply and
 EPSILON = 1e-6  # added to the norm, as in torch
 
 
-def compare_optimizer_step(runner: StepRunner, make: MakeOptimizer, baseline: Baseline | None) -> tuple[float, str]:
+def step_in_backward(
+    runner: StepRunner, make: MakeOptimizer, step: Callable[[], PipelineResult]
+) -> tuple[PipelineResult, dict[str, torch.Tensor]]:
+    """Run a step with the optimizer in backward; return its result and the parameters before.
+
+    The gradients, which the step frees, are there again afterwards.
+    """
+    assert runner.in_backward is not None, "the plan has optimizer_in_backward = true"
+    parameters = runner.part.trainable_parameters()
+    before = {name: _copy_to_host(parameter) for name, parameter in parameters.items()}
+    optimizer = make(list(parameters.values())) if parameters else None
+    runner.in_backward.optimizer, runner.in_backward.gradients = optimizer, {}
+    result = step()
+    runner.optimizer_step(optimizer)  # parameters whose gradients are not final in backward
+    for name, gradient in runner.in_backward.gradients.items():
+        assert parameters[name].grad is None, "a gradient is freed when its parameter is stepped"
+        parameters[name].grad = gradient
+    runner.in_backward.optimizer = runner.in_backward.gradients = None
+    return result, before
+
+
+def compare_optimizer_step(
+    runner: StepRunner, make: MakeOptimizer, baseline: Baseline | None, before: dict[str, torch.Tensor] | None = None
+) -> tuple[float, str]:
     """Return the largest relative error on any worker and its name; parameters are restored, gradients are not.
 
-    Every worker must call this after a step, before gradients are zeroed; worker 0 with its baseline.
+    Every worker must call this after a step, before gradients are zeroed; worker 0 with its baseline. ``before``:
+    the parameters before the step, if it has stepped the optimizer.
     """
     device, clip = runner.context.torch_device, runner.plan.clip
     scale = 1.0 if clip is None else min(1.0, clip / (_gradient_norm(baseline, device) + EPSILON))
     trained = runner.part.trainable_parameters()
-    before = {name: _copy_to_host(parameter) for name, parameter in trained.items()}
     gradients = _gradients(runner)
-    stepped = runner.part.optimizer_parameters()
-    runner.optimizer_step(make(list(stepped.values())) if trained else None)
+    if before is None:
+        before = {name: _copy_to_host(parameter) for name, parameter in trained.items()}
+        stepped = runner.part.optimizer_parameters()
+        runner.optimizer_step(make(list(stepped.values())) if trained else None)
     clipped_gradients = _gradients(runner) if clip is not None else {}
     errors = {}
     for name, parameter in trained.items():

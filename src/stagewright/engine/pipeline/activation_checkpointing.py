@@ -6,6 +6,7 @@
                                                          whose backward follows at once under GPipe
                                            per stage     one yes or no for each stage
                                            per unit      see ``unit_checkpointing``
+                                           attention     see ``attention_checkpointing``
 
 The recomputed forward must equal the first. It draws the same random numbers (from its random key if one is set, else
 from the saved generator states), updates no running statistics, leaves its inputs unchanged and runs under the same

@@ -32,6 +32,8 @@ from stagewright.graph.cut import UnitCall
 from stagewright.graph.stage import Stage
 
 _MARK = "stagewright_checkpointed_units"
+ATTENTION_MARK = "stagewright_checkpointed_attentions"
+"""Attribute of a stage whose attentions are recomputed (``attention_checkpointing``)."""
 
 
 def checkpoint_units(
@@ -55,13 +57,13 @@ def checkpoint_units(
 
 def checkpoint_variant(stage: Stage, variant: Stage) -> None:
     """Recompute in a variant of a stage what the stage recomputes."""
-    if has_checkpointed_units(stage):
+    if _MARK in stage.__dict__:
         stage.__dict__[_MARK].apply(variant)
 
 
 def has_checkpointed_units(stage: Stage) -> bool:
-    """Return whether backward recomputes units of a stage."""
-    return _MARK in stage.__dict__
+    """Return whether backward recomputes units of a stage, or parts of them."""
+    return _MARK in stage.__dict__ or ATTENTION_MARK in stage.__dict__
 
 
 class CheckpointedUnits:

@@ -115,6 +115,11 @@ class Region:
         self._copies.append((value, copy))
         return copy
 
+    def reopen(self) -> None:
+        """Be inside the region again, where the output of a column-parallel layer is reused in a recomputation."""
+        if self._dropout is not None:
+            self._dropout.open = True
+
     def leave(self) -> None:
         """Leave the region at its row-parallel layer: activations are replicated, or divided by tokens, again."""
         self._copies.clear()

@@ -11,7 +11,6 @@ saves them to when it drops them; all else is counted at ``update``. In inferenc
 are all tensors that operations create (``count_allocations``). Not counted: temporaries inside an operation and
 gradients in flight; the process's peak and, on CUDA, the allocator's include these.
 Counting costs a few µs per saved tensor: it is done in one designated step (``tracking``) and costs nothing in others.
-``_top_saved_tensors_default_hooks`` is private to torch and used in this file only.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from torch import nn
 
 from stagewright.errors import RunError
 from stagewright.machine.out_of_memory import describe_request
+from stagewright.machine.saved_tensor_hooks import innermost_hooks
 from stagewright.profiler.allocations import AllocationCounter
 from stagewright.quantity import format_bytes
 from stagewright.runs.result import MemoryUse
@@ -137,7 +137,7 @@ class MemoryTracker:
         """Count the tensors that a forward (or recomputation) saves; does nothing in steps that are not tracked."""
         if not self.active:
             return nullcontext()
-        outer: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        outer = innermost_hooks()
         if outer is None:
             return _SavedTensorHooks(self, self._pack, _unpack)
         # Another hook packs, as checkpointing does during recomputation: count until the tensor is freed.
@@ -161,6 +161,15 @@ class MemoryTracker:
                 yield
         finally:
             self._saved_bytes = before
+
+    @contextmanager
+    def count_gradient(self, parameter: nn.Parameter) -> Iterator[None]:
+        """Count a gradient that is freed at the end of the block."""
+        num_bytes = _storage_of(parameter.grad)[1] if self.active and parameter.grad is not None else 0
+        self._new_gradients += num_bytes
+        self._check_peak()
+        yield
+        self._new_gradients -= num_bytes
 
     def update(self) -> None:
         """Count everything but activations again; call it when gradients or states were created or freed."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from stagewright.planner.costs.measure import ModelCosts
-from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
+from stagewright.profiler.profile import Amount, AttentionProfile, Profile, Time, UnitProfile
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.overheads import ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
@@ -110,6 +110,18 @@ class _Line:
             backward_weight=self.time(first.backward_weight, second.backward_weight),
             saved_bytes=self.amount(first.saved_bytes, second.saved_bytes),
             glue_s=self.number(first.glue_s, second.glue_s),
+            attention=self.attention(first.attention, second.attention),
+        )
+
+    def attention(self, first: AttentionProfile | None, second: AttentionProfile | None) -> AttentionProfile | None:
+        if first is None or second is None:
+            return None
+        return replace(
+            first,
+            saved_bytes=self.amount(first.saved_bytes, second.saved_bytes),
+            recomputed_bytes=self.integer(first.recomputed_bytes, second.recomputed_bytes),
+            later_bytes=self.integer(first.later_bytes, second.later_bytes),
+            recompute=self.time(first.recompute, second.recompute),
         )
 
     def overheads(self, first: ModelOverheads, second: ModelOverheads) -> ModelOverheads:

@@ -70,8 +70,10 @@ def _shift_shares(unit: UnitProfile, offset: int, first: int) -> UnitProfile:
         ]
         return Amount(total=amount.total, shares=tuple(sorted(shares)))
 
+    attention = unit.attention
     return replace(
         unit,
+        attention=attention and replace(attention, saved_bytes=shift(attention.saved_bytes)),
         parameters=shift(unit.parameters),
         parameter_bytes=shift(unit.parameter_bytes),
         saved_bytes=shift(unit.saved_bytes),

@@ -9,28 +9,31 @@ limit is therefore corrected by the forecast a few times.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.partition.unit_memory import MemoryPlan, StageLimit, UnitCosts, solve
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.fit import SizedMemory, SizedModel, by_unit_limit, peak_bytes
 from stagewright.planner.search.bounds import held_per_parameter, unsharded_gradients
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.result import Candidate, RankedPlan
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
+from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.stage_costs import time_scales
 from stagewright.simulator.forecast import Forecast
 from stagewright.spec.plan import Plan
+from stagewright.spec.plan_rules import check_plan
 
 _MAX_ROUNDS = 6
 _UNLIMITED = 1 << 60
-
-
-def can_recompute_units(plan: Plan) -> bool:
-    """Whether the units of a plan without recomputation can be chosen: each worker holds one stage in order."""
-    is_in_order = plan.mesh.pipeline == 1 or plan.schedule in ("1f1b", "gpipe")
-    is_one_each = plan.num_stages == plan.mesh.pipeline or plan.mesh.pipeline == 1
-    return plan.training and plan.recompute == "none" and is_in_order and is_one_each
+_MAX_CUTS = 256
+"""Ways to cut a model up to which the least memory of all is found."""
+_MAX_UNITS = 64
+"""Units up to which `memory_by_unit` solves which to recompute."""
 
 
 def recompute_units(
@@ -120,3 +123,77 @@ def _correct(limits: Sequence[int], found: MemoryPlan, ranked: RankedPlan) -> li
         limit - (peak - counted) if limit < _UNLIMITED else limit
         for limit, peak, counted in zip(limits, peaks, found.stage_bytes, strict=True)
     ]
+
+
+def memory_by_unit(sized: SizedModel, limit_bytes: int) -> SizedMemory:
+    """Return the plan at each size with as few recomputed units as the limit allows, and its peak memory.
+
+    Where the solver finds nothing that fits, the plan with the least memory is returned.
+    """
+    limit_bytes = by_unit_limit(limit_bytes)
+
+    def memory(plan: Plan, size: int) -> tuple[Plan, int]:
+        sized_plan, model = sized(plan, size)
+        check_plan(sized_plan)
+        peak = peak_bytes(sized_plan, model)
+        if peak <= limit_bytes:
+            return sized_plan, peak
+        names = tuple(unit.name for unit in model.profile.units)
+        if len(names) <= _MAX_UNITS:
+            group = DeviceGroup(kind="cpu", count=plan.mesh.num_workers)
+            builder = CandidateBuilder(
+                _OneSize(model), Cluster(devices=(group,)), EngineOverheads(), "pipeline", serial_s=1.0
+            )
+            found = recompute_units(builder, replace(sized_plan, memory_bytes=limit_bytes))
+            if found is not None:
+                chosen = replace(found.plan, memory_bytes=sized_plan.memory_bytes)
+                return chosen, peak_bytes(chosen, model)
+        return _recompute_all(sized_plan, model, limit_bytes)
+
+    return memory
+
+
+def _recompute_all(plan: Plan, model: ModelCosts, limit_bytes: int) -> tuple[Plan, int]:
+    """Return the plan with the least memory, of all cuts if these are few, and its peak.
+
+    Where it fits, the activations of units that need no recomputation are kept.
+    """
+    names = tuple(unit.name for unit in model.profile.units)
+    num_cuts = plan.num_stages - 1
+    is_few = math.comb(len(names) - 1, num_cuts) <= _MAX_CUTS
+    cuts = list(itertools.combinations(names[:-1], num_cuts)) if is_few else [plan.cuts]
+
+    def peak_of(chosen: Plan) -> tuple[Plan, int]:
+        return chosen, peak_bytes(chosen, model)
+
+    best, peak = min((peak_of(replace(plan, cuts=cut, recompute=names)) for cut in cuts), key=lambda pair: pair[1])
+    for name in reversed(names) if peak <= limit_bytes else ():
+        kept = tuple(other for other in best.recomputed_units if other != name)
+        fewer, needed = peak_of(replace(best, recompute=kept or "none"))
+        if needed <= limit_bytes:
+            best, peak = fewer, needed
+    return best, peak
+
+
+@dataclass(frozen=True, slots=True)
+class _OneSize:
+    """A cost source that knows one micro-batch size."""
+
+    costs: ModelCosts
+
+    @property
+    def num_units(self) -> int:
+        return len(self.costs.profile.units)
+
+    @property
+    def num_experts(self) -> int:
+        return 1
+
+    def tensor_sizes(self, largest: int) -> list[int]:
+        return [self.costs.num_tensor]
+
+    def measure_size(self, size: int, tensor: int) -> bool:
+        return False
+
+    def model(self, size: int, tensor: int) -> ModelCosts:
+        return self.costs

@@ -23,7 +23,7 @@ from stagewright.planner.baseline import baseline_plan, fastest_baseline, microb
 from stagewright.planner.costs.measure import plan_microbatch_sizes
 from stagewright.planner.costs.source import CostSource
 from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s
-from stagewright.planner.search.by_unit import can_recompute_units, recompute_units
+from stagewright.planner.search.by_unit import recompute_units
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
 from stagewright.planner.search.result import (
@@ -38,6 +38,7 @@ from stagewright.planner.search.searched import rank_searched
 from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
+from stagewright.spec.activation_checkpointing import can_recompute_units
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
 from stagewright.spec.searched_order import lacks_order

@@ -89,6 +89,7 @@ def strategy_label(row: RunResult) -> str:
         sharding,
         "divided vocabulary" if row.vocab_parallel else "",
         "divided sequence" if row.sequence_parallel else "",
+        "optimizer in backward" if row.optimizer_in_backward else "",
         "CUDA graphs" if row.cuda_graphs else "",
         f"speeds {speeds}" if speeds else "",
     ]

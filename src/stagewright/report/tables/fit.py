@@ -25,16 +25,18 @@ def fit_table(rows: Sequence[StrategyFit], title: str, what: str) -> Table:
     possible = [row for row in rows if not row.refused]
     now = f"memory at {possible[0].now}" if possible else "memory now"
     largest = max((row.largest for row in possible), default=0)
-    least = min((row.now_bytes for row in possible), default=0)
+    least = min((row.now_bytes for row in possible if not row.by_unit), default=0)
     cells = []
     for row in rows:
-        head: tuple[str | Cell, ...] = (row.strategy.replace("sharded", "FSDP"), "yes" if row.recompute else "no")
+        recompute = "by unit" if row.by_unit else "yes" if row.recompute else "no"
+        head: tuple[str | Cell, ...] = (row.strategy.replace("sharded", "FSDP"), recompute)
         if row.refused:
             cells.append((*head, "–", "–", "–", "–", Cell("refused", "warning")))
             continue
         remarks = [
             *(["largest"] if row.largest == largest and largest else []),
-            *(["least memory"] if row.now_bytes == least else []),
+            *(["least memory"] if row.now_bytes == least and not row.by_unit else []),
+            *([f"{len(row.recomputed_units)} units recomputed"] if row.by_unit and row.largest else []),
             *(["not limited by memory"] if row.bound != MEMORY else []),
         ]
         cells.append(

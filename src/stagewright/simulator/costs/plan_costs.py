@@ -24,14 +24,8 @@ from stagewright.simulator.costs.fsdp import copy_s, exposed_reduce_scatter_s
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.recomputation import saves_inputs
-from stagewright.simulator.costs.stage_costs import (
-    SharedParameter,
-    StageCostBuilder,
-    StageCosts,
-    follow_up_scale,
-    shared_between_stages,
-    time_scales,
-)
+from stagewright.simulator.costs.shared_parameters import SharedParameter, shared_between_stages
+from stagewright.simulator.costs.stage_costs import StageCostBuilder, StageCosts, follow_up_scale, time_scales
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
@@ -118,7 +112,7 @@ class PlanCosts:
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage uses activation checkpointing, of all its units or some."""
-        is_by_unit = bool(self.plan.recomputed_units and self.stages[stage].recomputation.units)
+        is_by_unit = bool(self.stages[stage].recomputation.units)
         return self.plan.training and (is_by_unit or self.plan.recomputes(stage))
 
     @property

@@ -1,10 +1,13 @@
-"""What activation checkpointing of a stage repeats and holds: of the whole stage, or of units by name.
+"""What activation checkpointing of a stage repeats and holds: of the whole stage, of units, or of attention in units.
 
     between forward and backward     whole stage        its inputs
                                      by unit            everything of kept units + the inputs of recomputed ones
+                                     attention          everything but what attention computes between linear layers
     in backward                      whole stage        + all activations at once
                                      by unit            + those of one recomputed unit at a time, after the
                                                           activations of later units are freed
+                                     attention          + those of one attention at a time, after the activations of
+                                                          later units and of later layers of its unit are freed
 
 Units are profiled with the bytes they save and those of their inputs. Which of these are the same tensor follows from
 shapes and shares: the main input of a unit is the output of the unit before, which that unit may save too; other
@@ -19,6 +22,8 @@ from dataclasses import dataclass, field
 from stagewright.profiler.profile import UnitProfile
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.tensor_traffic import StageSequenceTraffic, TensorTraffic
+from stagewright.spec.activation_checkpointing import check_recomputed_units, no_attention
+from stagewright.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,15 @@ class UnitMemory:
     """Held between forward and backward, without what other units of the stage hold."""
     recomputed_bytes: int = 0
     """Added in backward by recomputation."""
+    later_bytes: int = 0
+    """Part of `held_bytes` that backward frees before it recomputes."""
+    later_gradient_share: float = 0.0
+    """Share of the unit's gradients that backward makes before it recomputes."""
+
+    @property
+    def added_bytes(self) -> int:
+        """What recomputation adds to the memory at the start of the unit's backward."""
+        return max(0, self.recomputed_bytes - self.later_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +50,7 @@ class StageRecomputation:
     """The recomputation of one stage, for one micro-batch of the profiled size."""
 
     units: frozenset[int] = frozenset()
-    """The recomputed units; empty if the whole stage is recomputed, or nothing."""
+    """The units that are recomputed, or whose attention is; empty if the whole stage is recomputed, or nothing."""
     forward_share: float = 1.0
     """Share of the stage's forward compute that is repeated."""
     tensor_share: float = 1.0
@@ -52,9 +66,9 @@ class StageRecomputation:
     held_bytes: int
     """Activations held between forward and backward."""
     rise_bytes: int = 0
-    """By unit: peak of the activations of a backward above its start."""
+    """By unit or attention: peak of the activations of a backward above its start."""
     first_rise_bytes: int = 0
-    """By unit: the same for the first backward, with gradients that appear."""
+    """By unit or attention: the same for the first backward, with gradients that appear."""
 
 
 def recompute_whole(
@@ -112,6 +126,59 @@ def recompute_units(
     )
 
 
+def recompute_attention(
+    units: Sequence[UnitProfile], first: int, last: int, gradients: Sequence[int], loss_bytes: int
+) -> StageRecomputation:
+    """Return the recomputation of the attention inside the units of the stage first … last; see ``recompute_units``."""
+    memory = attention_memory(units, first, last)
+    attentions = {index: unit.attention for index, unit in enumerate(units[first : last + 1], first) if unit.attention}
+    whole_s = sum(unit.forward.median_s for unit in units[first : last + 1])
+    recompute_s = sum(attention.recompute.median_s for attention in attentions.values())
+    return StageRecomputation(
+        units=frozenset(attentions),
+        forward_share=recompute_s / whole_s if whole_s else 0.0,
+        tensor_share=0.0,
+        expert_share=0.0,
+        held_bytes=sum(unit.held_bytes for unit in memory),
+        rise_bytes=_rise(memory, [0] * len(memory), loss_bytes),
+        first_rise_bytes=_rise(memory, gradients, loss_bytes),
+    )
+
+
+def recomputed_indices(plan: Plan, units: Sequence[UnitProfile]) -> frozenset[int]:
+    """Return the units that a plan recomputes one by one, or whose attention it recomputes."""
+    names = [unit.name for unit in units]
+    check_recomputed_units(plan, names)
+    if not plan.training:
+        return frozenset()
+    if plan.recompute != "attention":
+        return frozenset(names.index(name) for name in plan.recomputed_units)
+    found = frozenset(index for index, unit in enumerate(units) if unit.attention is not None)
+    if not found:
+        raise no_attention(plan.model.name)
+    return found
+
+
+def attention_memory(units: Sequence[UnitProfile], first: int, last: int) -> list[UnitMemory]:
+    """Return the activations of each unit of the stage first … last, whose attention is recomputed."""
+    memory = []
+    for unit in units[first : last + 1]:
+        attention = unit.attention
+        if attention is None:
+            memory.append(UnitMemory(held_bytes=unit.saved_bytes.added(first)))
+            continue
+        earlier_share = attention.earlier_parameter_bytes / max(1, unit.parameter_bytes.total)
+        memory.append(
+            UnitMemory(
+                held_bytes=attention.saved_bytes.added(first),
+                recomputed_bytes=attention.recomputed_bytes,
+                later_bytes=attention.later_bytes,
+                later_gradient_share=max(0.0, 1 - earlier_share),
+            )
+        )
+    return memory
+
+
 def unit_memory(units: Sequence[UnitProfile], first: int, last: int, chosen: Collection[int]) -> list[UnitMemory]:
     """Return the activations of each unit of the stage first … last, of which ``chosen`` are recomputed."""
     memory: list[UnitMemory] = []
@@ -157,8 +224,9 @@ def _rise(memory: Sequence[UnitMemory], gradients: Sequence[int], loss_bytes: in
     """Return the peak of a backward above its start, as activations are recomputed and freed and gradients appear."""
     peak, level = 0, -loss_bytes
     for unit, gradient in zip(reversed(memory), reversed(gradients), strict=True):
-        level += unit.recomputed_bytes
-        peak = max(peak, level)
-        level += gradient - unit.recomputed_bytes - unit.held_bytes
+        later = int(gradient * unit.later_gradient_share)
+        level += later - unit.later_bytes
+        peak = max(peak, level, level + unit.recomputed_bytes)
+        level += gradient - later - (unit.held_bytes - unit.later_bytes)
         peak = max(peak, level)
     return peak

@@ -22,15 +22,18 @@ from stagewright.simulator.costs.fsdp import (
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.recomputation import (
     StageRecomputation,
+    UnitMemory,
+    attention_memory,
+    recompute_attention,
     recompute_units,
     recompute_whole,
+    recomputed_indices,
     saves_inputs,
     unit_memory,
 )
 from stagewright.simulator.costs.tensor_traffic import StageSequenceTraffic, TensorTraffic, stage_sequence_traffic
 from stagewright.simulator.costs.working_memory import StageWorkingMemory, stage_working_memory
 from stagewright.simulator.topology import Topology
-from stagewright.spec.activation_checkpointing import check_recomputed_units
 from stagewright.spec.plan import Plan
 
 
@@ -109,37 +112,6 @@ class StageCosts:
         return self.forward_s + self.backward_input_s + self.backward_weight_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedParameter:
-    """Parameters that two stages both hold, like a tied embedding."""
-
-    unit: int
-    """The first unit that holds them."""
-    earlier: int
-    """That unit's stage."""
-    later: int
-    """The later stage."""
-    num_bytes: int
-
-
-def shared_between_stages(parameters: Sequence[Amount], bounds: Sequence[tuple[int, int]]) -> list[SharedParameter]:
-    """Return the parameters held by two stages, given the first and last unit of each stage."""
-    stage_of = {unit: stage for stage, (first, last) in enumerate(bounds) for unit in range(first, last + 1)}
-    shared = [
-        SharedParameter(unit=before, earlier=stage_of[before], later=stage_of[unit], num_bytes=size)
-        for unit, amount in enumerate(parameters)
-        for before, size in amount.shares
-    ]
-    return [parameter for parameter in shared if parameter.earlier != parameter.later]
-
-
-def recomputed_indices(plan: Plan, units: Sequence[UnitProfile]) -> frozenset[int]:
-    """Return the units that a plan recomputes one by one."""
-    names = [unit.name for unit in units]
-    check_recomputed_units(plan, names)
-    return frozenset(names.index(name) for name in plan.recomputed_units) if plan.training else frozenset()
-
-
 def time_scales(profile: Profile) -> tuple[float, float]:
     """Return the factors that make the units' forward and backward times sum to the whole model's.
 
@@ -198,6 +170,8 @@ class StageCostBuilder:
         at_once = num_microbatches == 1 and ((plan.shard and not plan.gathers_once) or plan.zero == 1)
         is_sharded = plan.scatters_every_microbatch or at_once
         self._gradient_share = 1 / plan.num_shards if is_sharded else 1.0
+        if plan.optimizer_in_backward:
+            self._gradient_share = 0.0
 
     def build(self, index: int, first: int, last: int, existing_gradients: Mapping[int, int]) -> StageCosts:
         """Compute the costs of stage `index` with the units first … last.
@@ -285,17 +259,20 @@ class StageCostBuilder:
             int((self.units[index].parameter_bytes.added(first) - existing.get(index, 0)) * self._gradient_share)
             for index in range(first, last + 1)
         ]
-        found = recompute_units(
-            self.units,
-            first,
-            last,
-            self._chosen,
-            self.traffic,
-            self.experts,
-            self._tensor_forward_s,
-            gradients,
-            loss_bytes,
-        )
+        if self.plan.recompute == "attention":
+            found = recompute_attention(self.units, first, last, gradients, loss_bytes)
+        else:
+            found = recompute_units(
+                self.units,
+                first,
+                last,
+                self._chosen,
+                self.traffic,
+                self.experts,
+                self._tensor_forward_s,
+                gradients,
+                loss_bytes,
+            )
         if not any(unit.forward_working_bytes for unit in self.units[first : last + 1]):
             return found
         return replace(found, rise_bytes=0, first_rise_bytes=0)  # working memory includes them
@@ -336,7 +313,7 @@ class StageCostBuilder:
         A unit's full gradients take the place of its activations, unless they are accumulated and counted as such. A
         recomputed stage has all its units gathered when backward begins.
         """
-        units, memory = self.units[first : last + 1], unit_memory(self.units, first, last, self._chosen)
+        units, memory = self.units[first : last + 1], self._unit_memory(first, last)
         if not self.plan.training or any(unit.forward_working_bytes for unit in units):
             return 0, 0
         separate, forward, backward, saved = self._separate[first : last + 1], 0, 0, 0
@@ -345,7 +322,7 @@ class StageCostBuilder:
             forward = max(forward, saved + own)
         freed, held = 0, sum(separate)
         for activations, own in zip(reversed(memory), reversed(separate), strict=True):
-            gathered, again = held if recomputed else own, activations.recomputed_bytes
+            gathered, again = held if recomputed else own, activations.added_bytes
             unit_saved = activations.held_bytes + again
             gradients = own - unit_saved if self._gradient_share < 1 else 0
             backward = max(backward, gathered + again - freed + max(0, gradients))
@@ -359,12 +336,18 @@ class StageCostBuilder:
             last,
             self.model_overheads,
             recomputed=self.plan.recomputes(index),
-            by_unit=unit_memory(self.units, first, last, self._chosen) if self._chosen else None,
+            by_unit=self._unit_memory(first, last) if self._chosen else None,
             training=self.plan.training,
             whole_bytes=whole_bytes,
             held_share=self._gradient_share,
             gathered=self._separate if self._gathers_often else (),
         )
+
+    def _unit_memory(self, first: int, last: int) -> list[UnitMemory]:
+        """Return the activations of each unit of the stage."""
+        if self._chosen and self.plan.recompute == "attention":
+            return attention_memory(self.units, first, last)
+        return unit_memory(self.units, first, last, self._chosen)
 
     def _gradient_rise(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> int:
         """Return the largest excess of allocated gradients over freed activations during backward.
@@ -375,6 +358,10 @@ class StageCostBuilder:
         peak, level = 0, -loss_bytes
         for index in range(last, first - 1, -1):
             unit = self.units[index]
+            if self.plan.optimizer_in_backward:  # one gradient at a time, until its parameter is stepped
+                peak = max(peak, level + unit.largest_parameter_bytes)
+                level -= unit.saved_bytes.added(first)
+                continue
             level += unit.parameter_bytes.added(first) - existing.get(index, 0) - unit.saved_bytes.added(first)
             peak = max(peak, level)
         return peak

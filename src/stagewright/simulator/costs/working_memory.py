@@ -57,7 +57,8 @@ def stage_working_memory(
     """Compute the working memory of the stage of units first … last.
 
     ``recomputed``: forward saves nothing inside the stage; backward starts when all of it is recomputed and the loss
-    backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them.
+    backward is done. ``held_share``: fraction of a unit's gradients that stays after FSDP reduce-scatters them; 0 if
+    backward steps their parameters.
     ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others. ``whole_bytes``: logits of a
     divided vocabulary that are gathered after the last unit. ``by_unit``: activations of each unit of the stage, if
     some are recomputed one by one.
@@ -70,7 +71,9 @@ def stage_working_memory(
     activations = by_unit or [UnitMemory(held_bytes=unit.saved_bytes.added(first)) for unit in stage_units]
     saved, forward = 0, 0
     for index, (unit, own) in enumerate(zip(stage_units, activations, strict=True), first):
-        forward = max(forward, saved + unit.forward_working_bytes + 2 * gathered_bytes[index])
+        # What attention computes between its linear layers is freed before later layers save something.
+        dropped = min(own.recomputed_bytes, own.later_bytes)
+        forward = max(forward, saved + unit.forward_working_bytes - dropped + 2 * gathered_bytes[index])
         saved = unit.output_bytes if recomputed or not training else saved + own.held_bytes
     if not training:
         # The parts that an all-gather receives, and the whole that is made of them.
@@ -117,9 +120,9 @@ def _backward_peak(
     for index in range(last, first - 1, -1):
         unit, memory = units[index], activations[index - first]
         before, own, behind = padded[index : index + 3]
-        if memory.recomputed_bytes:
+        if memory.recomputed_bytes and not memory.later_bytes:
             peak = max(peak, level + unit.output_bytes + unit.forward_working_bytes + own)
-        level += memory.recomputed_bytes
+        level += memory.added_bytes
         peak = max(
             peak,
             level + unit.output_bytes + unit.backward_working_bytes + before + own + behind,
@@ -129,7 +132,8 @@ def _backward_peak(
         tied = [(earlier, size) for earlier, size in unit.parameter_bytes.shares if earlier >= first]
         for earlier, size in tied:
             pending[earlier] = pending.get(earlier, 0) + size
-        share = held_share if own else 1.0  # parameters not gathered separately stay whole until the end of the pass
+        # Parameters that are not gathered separately stay whole until the end of the pass.
+        share = held_share if own or not held_share else 1.0
         allocated = int(share * unit.parameter_bytes.total) if allocates else sum(size for _, size in tied)
-        level += allocated - memory.held_bytes - memory.recomputed_bytes - pending.pop(index, 0)
+        level += allocated - memory.held_bytes - memory.added_bytes - pending.pop(index, 0)
     return peak

@@ -88,6 +88,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
     words += ["--zero", str(plan.zero)] if plan.zero else []
     words += ["--vocab-parallel"] if plan.vocab_parallel else []
     words += ["--sequence-parallel"] if plan.sequence_parallel else []
+    words += ["--optimizer-in-backward"] if plan.optimizer_in_backward else []
     words += ["--cuda-graphs"] if plan.cuda_graphs else []
     words += ["--speeds", ",".join(f"{speed:g}" for speed in given_speeds(plan))] if given_speeds(plan) else []
     words += [] if plan.training else ["--inference"]

@@ -34,7 +34,8 @@ def shadows(tmp_path: Path) -> Path:
 
 
 def _run(folder: Path, *words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
+    paths = [str(folder / "libraries"), str(Path(__file__).parents[1] / "src")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     ran = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     return ran.stdout + ran.stderr
 
@@ -46,6 +47,15 @@ def test_files_named_like_the_standard_library_do_not_replace_it(shadows: Path) 
 def test_the_fork_server_imports_the_standard_library(shadows: Path) -> None:
     (shadows / "script.py").write_text(_FORK_SERVER)
     assert _run(shadows, "-P", "script.py") == "0\n"
+
+
+def test_the_fork_server_runs_without_a_library_that_fails(tmp_path: Path) -> None:
+    """As transformers does beside a torchvision that does not match torch."""
+    (tmp_path / "libraries" / "transformers").mkdir(parents=True)
+    (tmp_path / "libraries" / "transformers" / "__init__.py").write_text("raise RuntimeError('no operator nms')\n")
+    script = _FORK_SERVER.replace('"profile", "queue", "csv"', '"stagewright.engine.launch.preload_libraries",')
+    (tmp_path / "script.py").write_text(script)
+    assert _run(tmp_path, "-P", "script.py") == "0\n"
 
 
 def test_a_model_in_such_a_file_is_refused_with_its_name(shadows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

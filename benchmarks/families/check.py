@@ -184,7 +184,8 @@ def _measure(model: nn.Module, run: Callable[..., Any], arguments: Arguments) ->
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                if name in buffers:  # a model may register one at its first use
+                # A model may register a buffer at its first use, or replace it by one of another size.
+                if name in buffers and buffer.shape == buffers[name].shape:
                     buffer.copy_(buffers[name])
         model.zero_grad(set_to_none=True)
     detached = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD = json.loads((ROOT / "docs" / "measured" / "capture_libraries.json").read_text(encoding="utf-8"))
 MODELS: list[dict[str, Any]] = RECORD["models"]
 OUTCOMES = [(row["name"], mode, row[mode]) for row in MODELS for mode in ("eval", "train")]
-NUM_MODELS = {"diffusers": 25, "x-transformers": 8, "timm": 40, "torchvision": 20, "MONAI": 12, "PEFT": 10}
+NUM_MODELS = {"diffusers": 25, "x-transformers": 8, "timm": 60, "torchvision": 30, "MONAI": 12, "PEFT": 10}
 _FIX = re.compile(
     r"set |use |pass |keep that code|move that code|give the model|capture again|draw random numbers|keep such a value"
 )

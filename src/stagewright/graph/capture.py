@@ -30,6 +30,8 @@ from stagewright.graph.tracing.batch_layout import (
     normalize_arguments,
 )
 from stagewright.graph.tracing.carried import find_uncarried, find_varying_numbers, has_frozen_numbers
+from stagewright.graph.tracing.cheap_products import cheap_products
+from stagewright.graph.tracing.hidden_state import run_with_hidden_state
 from stagewright.graph.tracing.observation import CallSpec, Observation, TensorSpec, observe
 from stagewright.graph.tracing.trace import Trace, trace
 from stagewright.graph.tracing.trace_errors import explain_failure, failure_reason, find_failing_module
@@ -185,7 +187,7 @@ class _Capture:
                 self.model, *self.arguments, self.units, layout.dim if layout else None, name=self.name
             ),
         )
-        return graph, self.verify(graph, layout if dynamic else None, arguments, sizes)
+        return graph, self.verify(graph, layout if dynamic else None, arguments, sizes, observation.macs)
 
     def close_specialized(
         self, traced: Trace, selection: UnitSelection, observation: Observation, closed: set[str]
@@ -203,12 +205,13 @@ class _Capture:
             self.notes.append(note)
 
     def verify(
-        self, graph: UnitGraph, layout: BatchLayout | None, arguments: Arguments, sizes: tuple[int, int]
+        self, graph: UnitGraph, layout: BatchLayout | None, arguments: Arguments, sizes: tuple[int, int], macs: int
     ) -> str | None:
         """Compare the graph with the model on different values, and on a batch size that was not observed.
 
-        In train mode gradients are compared too, on the smaller of the two batches. A hollow model has no values to
-        compare, and its gradients would have the size of the whole model.
+        In train mode gradients are compared too, on the smaller of the two batches. On the other one, products are not
+        computed if the model has many ``macs``. A hollow model has no values to compare, and its gradients would have
+        the size of the whole model.
         """
         if is_hollow_model(self.model):
             return None
@@ -225,7 +228,8 @@ class _Capture:
                 graph.check_guards(*mix_samples(layout.resized(self.arguments, size), layout.dim, layout.leaves))
         for size, (args, kwargs) in batches.items():
             gradients = self.model.training and size == sizes[0]
-            problem = find_difference(self.model, graph, args, kwargs, with_gradients=gradients)
+            with cheap_products(macs=0 if size == sizes[0] else macs):
+                problem = find_difference(self.model, graph, args, kwargs, with_gradients=gradients)
             if problem is not None:
                 return f"with {size} samples the graph differs from the model ({problem})"
         return None
@@ -314,16 +318,20 @@ class _Capture:
                 f"{type(self.model).__name__} is a single unit, without submodules to cut between; "
                 "put it into an nn.Sequential with the modules before or after it"
             )
-        return trace(
-            self.model,
-            *arguments,
-            calls=calls,
-            other_calls=outermost_calls(second, selection.units) if second is not None else None,
-            names=self.modules,
-            batch_sizes=sizes,
-            batch_of=layout.size_of if layout is not None else lambda _: sizes[0],
-            dynamic_shapes=layout.dynamic_shapes(arguments) if layout is not None else None,
-            packed=observation.packed,
+        return run_with_hidden_state(
+            [self.modules[call.name] for call in calls],
+            lambda hidden: trace(
+                self.model,
+                *arguments,
+                calls=calls,
+                other_calls=outermost_calls(second, selection.units) if second is not None else None,
+                names=self.modules,
+                batch_sizes=sizes,
+                batch_of=layout.size_of if layout is not None else lambda _: sizes[0],
+                dynamic_shapes=layout.dynamic_shapes(arguments) if layout is not None else None,
+                packed=observation.packed,
+                hidden=hidden,
+            ),
         )
 
     def close(self, error: Exception, selection: UnitSelection, observation: Observation, closed: set[str]) -> bool:

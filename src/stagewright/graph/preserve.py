@@ -17,6 +17,8 @@ from torch import nn
 
 # Attributes that may grow in a forward: caches, hooks, the registries of submodules and buffers.
 _CONTAINERS = (list, dict, set)
+_BUILT_IN = (list, dict, set, OrderedDict)
+"""Classes whose truth value says whether they are empty; a subclass may define that differently."""
 
 
 @contextmanager
@@ -24,9 +26,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Restore buffers, attributes and random state of ``model`` when the block ends."""
     modules = list(model.modules())
     attributes = [dict(vars(module)) for module in modules]
-    containers = [
-        (value, _content(value)) for saved in attributes for value in saved.values() if isinstance(value, _CONTAINERS)
-    ]
+    values = [value for saved in attributes for value in saved.values() if isinstance(value, _CONTAINERS)]
+    containers = [(value, _content(value)) for value in values if type(value) not in _BUILT_IN or value]
+    empty = [value for value in values if type(value) in _BUILT_IN and not value]  # most dictionaries of hooks
     buffers = {id(b): (b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
@@ -40,6 +42,9 @@ def preserved(model: nn.Module) -> Iterator[None]:
                 current.update(saved)
             for container, content in containers:
                 _restore(container, content)
+            for container in empty:
+                if container:
+                    container.clear()
             with torch.no_grad():
                 for buffer, value in buffers.values():
                     if buffer.layout is torch.strided and not torch.equal(buffer, value):
@@ -48,14 +53,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 def _content(container: Any) -> list[Any]:
     """Return the items of a list or set, the keys and values of a dictionary."""
-    if _is_empty(container):  # as most of a module's dictionaries of hooks
-        return []
     return list(dict.items(container)) if isinstance(container, dict) else list(container)
-
-
-def _is_empty(container: Any) -> bool:
-    """Whether a container of a built-in class is empty; a subclass may define that differently."""
-    return type(container) in (list, dict, set, OrderedDict) and not container
 
 
 def _identities(items: list[tuple[Any, Any]]) -> list[tuple[int, int]]:
@@ -64,8 +62,6 @@ def _identities(items: list[tuple[Any, Any]]) -> list[tuple[int, int]]:
 
 def _restore(container: Any, content: list[Any]) -> None:
     """Restore a container that has changed, by the methods of its built-in class: a subclass may refuse changes."""
-    if not content and _is_empty(container):
-        return
     if isinstance(container, dict):
         if _identities(_content(container)) == _identities(content):
             return

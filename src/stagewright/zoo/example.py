@@ -75,6 +75,7 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
 
     The batch size is the first dimension of the first tensor; tensors with another first dimension are unchanged.
     """
+    _reject_lists_of_samples(batch)
     tensors = structure.tensors((batch.args, batch.kwargs))
     size = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
     if size == 0:
@@ -97,6 +98,26 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
         return Batch(args=args, kwargs=kwargs, target=target)
 
     return size, make
+
+
+def _reject_lists_of_samples(batch: Batch) -> None:
+    """Reject a list with a dictionary of tensors for each sample, as the targets of torchvision's detectors.
+
+    The first dimension of such tensors counts boxes or channels, not samples.
+    """
+    arguments = [*((f"argument {index}", value) for index, value in enumerate(batch.args))]
+    arguments += [(f"argument {name!r}", value) for name, value in batch.kwargs.items()]
+    for name, value in arguments:
+        if (
+            isinstance(value, list)
+            and value
+            and all(isinstance(item, dict) and structure.tensors(item) for item in value)
+        ):
+            raise UsageError(
+                f"{name} is a list of {len(value)} dictionaries of tensors, one for each sample, but a batch is split "
+                "along a dimension of tensors; wrap the model in a module that takes tensors whose first dimension is "
+                "the batch, and makes the lists in its forward"
+            )
 
 
 def check_batch_size(batch_size: int, sample_bytes: float = 0) -> int:

@@ -106,6 +106,9 @@ def test_batch_norm_in_deferred_mode(mesh: str, options: dict[str, Any], tmp_pat
         ("branching", "serial", {"microbatches": 2}),
         ("branching", "data=2", {"microbatches": 2}),
         ("branching", "data=2", {"microbatches": 2, "shard": True, "recompute": "always"}),
+        ("detection", "serial", {"microbatches": 2}),
+        ("detection", "data=2", {"microbatches": 2}),
+        ("detection", "data=2", {"shard": True}),
         ("objects", "pipeline=2", {"microbatches": 3, "recompute": "always", "codec": "block8"}),
     ],
 )

@@ -183,6 +183,40 @@ class Branching(nn.Module):
         return {"hidden": x, "logits": self.last(self.dropout(x).relu())}
 
 
+class Detector(nn.Module):
+    """As torchvision's detectors: takes lists, checks boxes by value, trains on those candidates that match one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Linear(8, 5)
+
+    def forward(self, images: list[torch.Tensor], targets: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        for target in targets:
+            if (target["boxes"][:, 2:] <= target["boxes"][:, :2]).any():
+                raise ValueError("a box has no area")
+        candidates = self.body(torch.stack(images)).relu().flatten(2).transpose(1, 2)
+        scores, boxes = [], []
+        for candidate, target in zip(candidates, targets, strict=True):
+            found = self.head(candidate)
+            matched = torch.cdist(found[:, 1:].detach(), target["boxes"]).min(1)
+            positive = matched.values < matched.values.median()
+            scores.append(nn.functional.binary_cross_entropy_with_logits(found[:, 0], positive.float()))
+            boxes.append((found[positive, 1:] - target["boxes"][matched.indices[positive]]).abs().mean())
+        return {"scores": torch.stack(scores).mean(), "boxes": torch.stack(boxes).mean()}
+
+
+class Detection(nn.Module):
+    """A detector behind tensors with the batch first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.detector = Detector()
+
+    def forward(self, images: torch.Tensor, boxes: torch.Tensor) -> dict[str, torch.Tensor]:
+        losses = self.detector(list(images), [{"boxes": box} for box in boxes])
+        return {"loss": losses["scores"] + losses["boxes"]}
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """What layers of ``Stateful`` pass on: a tensor, and a number that it determines."""
@@ -218,6 +252,12 @@ class Objects(nn.Module):
 def branching() -> tuple[nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
     return Branching(), (torch.randn(8, 16),)
+
+
+def detection() -> tuple[nn.Module, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    corners = torch.rand(8, 2, 2)
+    return Detection(), (torch.rand(8, 3, 8, 8), torch.cat([corners, corners + 0.1 + torch.rand(8, 2, 2)], dim=2))
 
 
 def objects() -> tuple[nn.Module, tuple[Any, ...]]:

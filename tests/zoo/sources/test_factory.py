@@ -33,6 +33,9 @@ def only_module(): return nn.Linear(1, 1)
 def bad_args(): return nn.Linear(1, 1), 3
 def bad_kwargs(): return nn.Linear(1, 1), (torch.ones(1, 1),), [1]
 def no_batch(): return nn.Linear(1, 1), (3,)
+def samples(): return nn.Linear(1, 1), ([torch.ones(3, 8, 8)] * 2, [{"boxes": torch.ones(5, 4)}] * 2)
+def named_samples(): return nn.Linear(1, 1), {"images": torch.ones(2, 3), "targets": [{"boxes": torch.ones(5, 4)}] * 2}
+def options(): return nn.Linear(4, 2), (torch.ones(3, 4), [{"flip": True}] * 2)
 def no_parameters(): return nn.ReLU(), (torch.ones(2, 1),)
 def needs(argument): return argument
 def fails(): return {}["key"]
@@ -79,6 +82,7 @@ def test_a_module_and_its_arguments() -> None:
     assert next(turning.parameters()).is_complex(), "no imaginary part is dropped"
     assert zoo.load("my_factories:lone_tensor").args[0].shape == (3, 4)
     assert zoo.load("my_factories:Shelf.made").batch_size == 3
+    assert zoo.load("my_factories:options").batch_size == 3
 
 
 def test_keyword_arguments_and_a_dictionary_out() -> None:
@@ -123,9 +127,11 @@ def test_the_seed_decides_the_weights() -> None:
         ("my_factories:bad_args", "a value of type int as args"),
         ("my_factories:bad_kwargs", "a value of type list as kwargs"),
         ("my_factories:no_batch", "no tensor with a batch dimension"),
+        ("my_factories:samples", "argument 1 is a list of 2 dictionaries of tensors.*wrap the model"),
+        ("my_factories:named_samples", "argument 'targets' is a list of 2 dictionaries of tensors"),
         ("my_factories:no_parameters", "has no parameters"),
         ("my_factories:needs", "can't be called: it requires argument; add a default"),
-        ("my_factories:fails", r"failed: KeyError: 'key' \(.*my_factories.py, line 22\)"),
+        ("my_factories:fails", r"failed: KeyError: 'key' \(.*my_factories.py, line 25\)"),
         ("my_factories:value", "is a value of type int, not a function"),
         ("my_factories:", "names no factory"),
     ],

@@ -32,7 +32,7 @@ _PRELOADED = (
     "stagewright.zoo.loading",
     "torch._dynamo",
     "torch.export._trace",
-    "transformers.modeling_utils",
+    "stagewright.engine.launch.preload_libraries",
 )
 
 

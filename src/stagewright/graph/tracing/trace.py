@@ -26,6 +26,7 @@ from stagewright import structure
 from stagewright.errors import CaptureError
 from stagewright.graph.tracing.export_patches import patch_for_export, run_collecting_hooks
 from stagewright.graph.tracing.guards import BatchSizeGuard, collect_guards
+from stagewright.graph.tracing.hidden_state import HiddenState
 from stagewright.graph.tracing.intercept import intercept_calls
 from stagewright.graph.tracing.observation import CallSpec, TensorSpec
 from stagewright.structure import Structure
@@ -140,11 +141,13 @@ def trace(
     batch_of: Callable[[list[Any]], Any],
     dynamic_shapes: Any,
     packed: bool,
+    hidden: HiddenState,
 ) -> Trace:
     """Export the model on ``args`` and ``kwargs`` with the given unit calls opaque.
 
     ``other_calls`` are the same calls at the second batch size (``None``: the batch size is fixed); ``batch_of`` reads
-    the batch size from the flattened inputs; ``packed`` says whether the example contains packed sequences.
+    the batch size from the flattened inputs; ``packed`` says whether the example contains packed sequences. While the
+    model runs, reads of ``hidden`` parameters are detected.
     """
     tracing = _Tracing(sizes=batch_sizes)
     tracing.outputs = [(call, other_calls[index] if other_calls else None) for index, call in enumerate(calls)]
@@ -193,7 +196,7 @@ def trace(
             batch[0] = batch_of(leaves)
             pairs = zip(leaves, inputs, strict=True)
             args, kwargs = in_spec.unflatten([leaf if isinstance(value, _EXPORTED) else value for leaf, value in pairs])
-            with _assignments_as_writes(self.model):
+            with _assignments_as_writes(self.model), hidden.running():
                 result = self.model(*args, **kwargs)
             result_leaves, out_spec = structure.flatten(result)
             _check_result(model, result_leaves)

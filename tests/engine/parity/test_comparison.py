@@ -168,6 +168,7 @@ def test_later_steps_are_compared_too(
     steps: list[int] = []
     part = SimpleNamespace(
         buffers=lambda: {"a.mean": ONE.clone()},
+        full_buffers=lambda: {"a.mean": ONE.clone()},
         zero_gradients=lambda: None,
         trainable_parameters=dict,
         optimizer_parameters=dict,
@@ -201,7 +202,7 @@ def test_the_stream_that_inference_times_is_compare_outputs(
         context=SimpleNamespace(torch_device=torch.device("cpu"), data=0),
         codecs=None,
         scaler=None,
-        part=SimpleNamespace(buffers=dict, zero_gradients=lambda: None),
+        part=SimpleNamespace(buffers=dict, full_buffers=dict, zero_gradients=lambda: None),
         infer=lambda batch: SimpleNamespace(outputs=[ONE, ONE]),
         stream=lambda batch, repeats: iter(outputs),
         total_loss=lambda result: 1.0,

@@ -26,8 +26,8 @@ def compare(
         list[str] | None,
         opt.run_option(
             metavar="NAMES|MESH",
-            help="Strategy; serial, data (dp, ddp), fsdp, hsdp, zero1, zero2, tensor (tp), pipeline (pp), expert (ep), "
-            "context (cp), with commas, or a mesh: dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
+            help="Strategy; serial, data, fsdp, hsdp, zero1, zero2, tensor, pipeline, expert, context; or a mesh: "
+            "dp=2,pp=2. \\[default: serial,data,tensor,pipeline]",
         ),
     ] = None,
     batch: Annotated[int | None, opt.run_option(min=1, help="Global batch: samples in a step. \\[default: 32]")] = None,

@@ -59,7 +59,8 @@ class Attending(nn.Module):
         length, size = x.shape[self.length_dim], x.shape[1 - self.length_dim]
         padding = (torch.arange(length) >= length - 1).expand(size, -1)
         attended, weights = self.attention(y, y, y, key_padding_mask=padding)
-        per_head = torch.randn(4 * size, length, length, generator=torch.Generator().manual_seed(3))
+        generator = torch.Generator().manual_seed(3)
+        per_head = torch.randn(4 * size, length, length, generator=generator, dtype=x.dtype)
         again, _ = self.attention(y, y, y, attn_mask=per_head, need_weights=False)
         return x + attended + again + self.layers(y) + weights.mean()
 
@@ -86,8 +87,9 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 def step(rank: int, name: str) -> dict[str, Any]:
-    """Run a step with and without tensor parallelism, then evaluate; return the relative errors."""
+    """Run a step in float64 with and without tensor parallelism, then evaluate; return the relative errors."""
     serial, x = build(name)
+    serial, x = serial.double(), x.double()
     perturb(serial)
     split = copy.deepcopy(serial)
     state = {key: value.clone() for key, value in serial.state_dict().items()}
@@ -97,7 +99,9 @@ def step(rank: int, name: str) -> dict[str, Any]:
     for model in (split, serial):
         torch.manual_seed(5)  # the same dropout masks
         output = model(x)
-        (output.square() * torch.linspace(0.5, 1.5, output.numel()).view_as(output)).mean().backward()
+        (
+            output.square() * torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+        ).mean().backward()
         outputs.append(output.detach())
     after = full_state_dict(split)
     changed = {key: value for key, value in serial.state_dict().items() if "running" in key}

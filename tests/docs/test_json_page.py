@@ -122,7 +122,7 @@ def test_compare_and_runs(checker: Checker, cache: Path, tmp_path: Path) -> None
     assert (serial["equal"], serial["speedup"]) == (True, 1.0)
     assert pipeline["whole_batch"]["depends"] is False
     assert tensor["vocab_parallel"]
-    assert tensor["refused"], "an MLP has no blocks that are known to be divided"
+    assert tensor["refused"], "an MLP has no vocabulary"
     checker.check_object("compare", compared, "compare")
     runs = output("runs", *root, cache=cache)
     assert {run["status"] for run in runs["runs"]} == {"done", "refused"}

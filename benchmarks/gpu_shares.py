@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--compile", choices=("none", "stages", "units"), default="none")
+    parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny and not IS_TINY:
@@ -94,6 +95,8 @@ def main() -> None:
     os.chdir(output.parent)
     rows: list[dict[str, Any]] = []
     common = {"batch": options.batch, "microbatches": options.microbatches, "compile": options.compile}
+    if options.cuda_graphs:
+        common["cuda_graphs"] = True
     for strategies, chosen in (
         (options.training, common),
         (options.inference, {**common, "training": False}),

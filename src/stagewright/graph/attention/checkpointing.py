@@ -229,12 +229,13 @@ class _Holder:
     """Keeps a tensor as autograd does, beside the graph: hooks pack and unpack it, and changes in place are errors."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._node: Any = _Save.apply(tensor.detach().requires_grad_()).grad_fn  # type: ignore[no-untyped-call]
+        # Before torch 2.13 a node frees what it saved when its output is freed.
+        self._output: Any = _Save.apply(tensor.detach().requires_grad_())  # type: ignore[no-untyped-call]
 
     @property
     def tensor(self) -> torch.Tensor:
         """The kept tensor."""
-        tensor: torch.Tensor = self._node.saved_tensors[0]
+        tensor: torch.Tensor = self._output.grad_fn.saved_tensors[0]
         return tensor
 
 

@@ -4,19 +4,24 @@
     python benchmarks/gpu_forecasts.py --output FILE --only 0-3    some of the plans
     python benchmarks/gpu_forecasts.py --output FILE --tiny        small models on a CPU core: tests the script itself
 
-Each plan is forecast from measured units (`sw.forecast`, nothing cached) and run through `sw.parallelize` in the same
-process. A step is the median of eight; memory is the allocator's peak during them. Rows are written as they come; a
-plan that fails leaves its error.
+Each plan has a process of its own, in which it is run through `sw.parallelize` and forecast from measured units
+(`sw.forecast`, with a fresh cache). A step is the median of eight; memory is the allocator's peak during them. Compiled
+plans are run once before, several at a time, so that the compiler's cache has their kernels. Rows are written as they
+come; a plan that fails leaves its error.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +67,7 @@ if IS_TINY:
         {"model": "gpu_forecasts:llama_tiny", "batch": 4, "precision": "float32"},
         {"model": "gpu_forecasts:llama_tiny", "batch": 4, "precision": "bf16-mixed", "microbatches": 2},
         {"model": "gpu_forecasts:llama_tiny", "batch": 4, "recompute": "always"},
-        {"model": "digits-vit", "batch": 8},
+        {"model": "digits-vit", "batch": 8, "compile": "stages"},
     ]
 
 
@@ -130,9 +135,10 @@ def run(plan: Any) -> dict[str, Any]:
     return {"step_s": statistics.median(seconds), "peak_memory_bytes": peak, "loss": loss}
 
 
-def check(about: dict[str, Any]) -> dict[str, Any]:
+def check(about: dict[str, Any], cache: str) -> dict[str, Any]:
     """Run and forecast one plan."""
     import stagewright as sw
+    from stagewright.planner.costs.measure import measure_model
 
     options = dict(about)
     plan = sw.Plan.of(options.pop("model"), options.pop("batch"), devices=(DEVICE,), **options)
@@ -140,13 +146,14 @@ def check(about: dict[str, Any]) -> dict[str, Any]:
     measured = run(plan)
     free_memory()
     ran_s = time.perf_counter() - begun
-    forecast = sw.forecast(plan, cache=False)
+    forecast = sw.forecast(plan, cache=cache)
+    forecast_s = time.perf_counter() - begun - ran_s
     free_memory()
     row = {
         "measured": measured,
         "forecast": {"step_s": forecast.step_s, "peak_memory_bytes": forecast.peak_memory_bytes},
     }
-    row |= {"run_s": ran_s, "forecast_s": time.perf_counter() - begun - ran_s}
+    row |= {"run_s": ran_s, "forecast_s": forecast_s, "parts_s": parts(measure_model(plan, cache=cache))}
     row["time_error"] = forecast.step_s / measured["step_s"] - 1
     if measured["peak_memory_bytes"]:
         row["memory_error"] = _peak(forecast.peak_memory_bytes) / measured["peak_memory_bytes"] - 1
@@ -156,6 +163,46 @@ def check(about: dict[str, Any]) -> dict[str, Any]:
         for worker in (worker.memory for worker in forecast.workers)
     ]
     return row
+
+
+def parts(costs: Any) -> dict[str, float]:
+    """Return what the forecast is made of."""
+    profile, overheads = costs.profile, costs.overheads
+    num_bytes = sum(unit.parameter_bytes.total for unit in profile.units)
+    return {
+        "forward": profile.whole_forward.median_s,
+        "backward": profile.whole_backward.median_s,
+        "first pass": profile.first_pass_s,
+        "following pass": profile.following_pass_s,
+        "units": sum(unit.total_s for unit in profile.units),
+        "loss": overheads.loss_forward_s + overheads.loss_backward_s,
+        "optimizer": overheads.optimizer_s_per_byte * num_bytes,
+        "accumulation": overheads.accumulate_s_per_byte * num_bytes,
+    }
+
+
+def check_alone(about: dict[str, Any], cache: str) -> dict[str, Any]:
+    """Check one plan in a process of its own, which has imported the libraries already."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_send_row, args=(theirs, about, cache))
+    process.start()
+    theirs.close()
+    try:
+        row: dict[str, Any] = ours.recv()
+    except EOFError:
+        row = {"error": "the process died"}
+    process.join()
+    return row
+
+
+def _send_row(connection: Any, about: dict[str, Any], cache: str) -> None:
+    try:
+        row = check(about, cache)
+    except Exception as error:  # the next plan must run
+        where = "".join(traceback.format_tb(error.__traceback__)[-2:])
+        row = {"error": f"{type(error).__name__}: {str(error)[:1500]}\n{where}"}
+    connection.send(row)
+    connection.close()
 
 
 def _peak(peaks: Any) -> int:
@@ -169,6 +216,17 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def import_libraries() -> None:
+    """Import what all plans need, without touching the GPU, which a forked process could not use then."""
+    import transformers
+
+    import stagewright.api.forecast
+    import stagewright.planner.calibration.calibrate
+
+    modules = transformers.LlamaForCausalLM, stagewright.api.forecast, stagewright.planner.calibration.calibrate
+    assert all(modules)
 
 
 def chosen(text: str | None) -> list[int]:
@@ -190,24 +248,27 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--only", help="plans by number: 0-3,7")
     parser.add_argument("--limit-s", type=float, default=570, help="start no plan after this time")
+    parser.add_argument("--at-once", type=int, default=4, help="compiled plans run at a time beforehand")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny and not IS_TINY:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "GPU_FORECASTS_TINY": "1"})
+    import_libraries()
     rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
-    for number in chosen(options.only):
-        if time.perf_counter() - begun > options.limit_s:
-            break
-        row: dict[str, Any] = {"plan": PLANS[number]}
-        try:
-            row |= check(PLANS[number])
-        except Exception as error:  # the next plan must run
-            row["error"] = f"{type(error).__name__}: {str(error)[:1500]}"
-            free_memory()
-        rows.append(row)
-        print(line(number, row), flush=True)
-        write_record(options.output, {"rows": rows})
+    numbers = chosen(options.only)
+    with tempfile.TemporaryDirectory() as cache:
+        compiled = [PLANS[number] for number in numbers if PLANS[number].get("compile", "none") != "none"]
+        with ThreadPoolExecutor(options.at_once) as pool:
+            list(pool.map(lambda item: check_alone(item[1], f"{cache}/{item[0]}"), enumerate(compiled)))
+        print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
+        for number in numbers:
+            if time.perf_counter() - begun > options.limit_s:
+                break
+            row = {"plan": PLANS[number], **check_alone(PLANS[number], cache)}
+            rows.append(row)
+            print(line(number, row), flush=True)
+            write_record(options.output, {"rows": rows})
     for key in ("time_error", "memory_error"):
         errors = [abs(row[key]) for row in rows if key in row]
         if errors:

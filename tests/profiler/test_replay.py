@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.profiler.replay import Replay, Result, Stopwatch, summarize
+from stagewright.profiler.replay import Replay, Result, Stopwatch, summarize, time_passes
 
 CLOCK = Stopwatch(torch.device("cpu"))
 
@@ -121,3 +121,18 @@ def test_a_unit_runs_in_the_autocast_of_its_call() -> None:
     replay.sample(Stopwatch(torch.device("cpu")))
     forward, _, _ = replay.times()
     assert forward.median_s > 0
+
+
+def test_passes_in_sequence() -> None:
+    """The first pass takes 30 ms, each further one 20: the host has launched it already."""
+    assert time_passes(lambda count: 0.030 + 0.020 * (count - 1), 3) == pytest.approx((0.030, 0.020))
+
+
+def test_passes_are_timed_where_calls_return_early() -> None:
+    class Asynchronous(Spent):
+        is_asynchronous = True
+
+    value = torch.ones((), requires_grad=True)
+    replay = Replay("unit", SlowUnit(), (value,), {}, training=True, needs_gradient=(True,), is_whole=True)
+    assert replay.pass_times(Asynchronous()) == pytest.approx((0.034, 0.034))
+    assert replay.pass_times(CLOCK) == (0.0, 0.0)

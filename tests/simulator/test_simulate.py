@@ -265,8 +265,8 @@ def test_gradients_of_several_micro_batches_are_made_beside_their_buckets(pieces
 
 
 @pytest.mark.parametrize(("microbatches", "expected"), [(1, 3.0), (4, 3.0 + 3 * 1.5)])
-def test_a_microbatch_that_follows_another_takes_its_share(microbatches: int, expected: float) -> None:
+def test_a_microbatch_that_follows_another_takes_its_measured_time(microbatches: int, expected: float) -> None:
     """On a GPU, the host launches one while the kernels of the other still run."""
-    profile = replace(equal_units(1), following_share=0.5)
+    profile = replace(equal_units(1), first_pass_s=3.0, following_pass_s=1.5)
     costs = make_costs(profile, mesh=Mesh(), microbatches=microbatches)
     assert predict(costs).step_s == pytest.approx(expected)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # How units are measured: a different method gives different numbers. Changing this text invalidates cached profiles.
 _METHOD = (
     "pinned to one thread a core, all freed memory kept, with what lies between units, tensors of an inference, "
-    "recomputed attention"
+    "recomputed attention, passes in sequence"
 )
 _LIBRARIES = ("stagewright", "torch", "transformers")
 

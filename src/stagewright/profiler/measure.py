@@ -222,7 +222,7 @@ def _measure(
                                 replay.sample(stopwatch)
                             else:
                                 replay.warm_up(stopwatch)
-                following_share = 1.0 if on_host else whole.following_share(stopwatch)
+                first_pass_s, following_pass_s = (0.0, 0.0) if on_host else whole.pass_times(stopwatch)
             working = []
             for replay in replays:
                 with resident(replay.module, torch_device):
@@ -251,7 +251,8 @@ def _measure(
         whole_backward=whole_backward,
         whole_macs=whole_macs,
         versions=library_versions(),
-        following_share=following_share,
+        first_pass_s=first_pass_s,
+        following_pass_s=following_pass_s,
         source=source,
     )
 

@@ -195,9 +195,11 @@ class Profile(Displayed):
     """MACs of the whole model, measured in one run."""
     versions: dict[str, str]
     """Library versions at the time of the measurement."""
-    following_share: float = 1.0
-    """Share of its time that a micro-batch takes when it follows another one: below 1 on a GPU whose host launches
-    the kernels of one while those of the other still run."""
+    first_pass_s: float = 0.0
+    """On a GPU, forward and backward of the whole model from a standstill: less than both alone, because the host
+    launches the one while the other runs. 0 on a CPU."""
+    following_pass_s: float = 0.0
+    """On a GPU, forward and backward right after another micro-batch's. 0 on a CPU."""
     source: str = field(default="measured", compare=False)
     """Origin of the numbers: "cache", "measured", "measured: …" with the reason why the cache was not used, or "line"
     for an interpolation. Not saved."""

@@ -57,6 +57,13 @@ def add_times(first: Time, second: Time) -> Time:
     return Time(median_s=first.median_s + second.median_s, spread_s=first.spread_s + second.spread_s)
 
 
+def time_passes(passes_s: Callable[[int], float], rounds: int) -> tuple[float, float]:
+    """Return the time of one pass alone and of one after another, from the time of any number of them in sequence."""
+    samples = [(passes_s(1), passes_s(3)) for _ in range(rounds + 1)][1:]
+    first_s = statistics.median(first for first, _ in samples)
+    return first_s, max(0.0, statistics.median(three - first for first, three in samples) / 2)
+
+
 def scale_time(time: Time, factor: float) -> Time:
     """Return a time multiplied by a factor."""
     return Time(median_s=time.median_s * factor, spread_s=time.spread_s * factor)
@@ -223,17 +230,14 @@ class Replay:
             )
         return forward, backward
 
-    def following_share(self, stopwatch: Stopwatch, rounds: int = 3) -> float:
-        """Return the time of a pass right after another one, over that of its parts, each measured from a standstill.
+    def pass_times(self, stopwatch: Stopwatch, rounds: int = 5) -> tuple[float, float]:
+        """Return the time of forward and backward from a standstill, and of those right after another pass.
 
-        On a CPU there is nothing to overlap.
+        Zeros on a CPU, where nothing overlaps.
         """
-        alone_s = sum(time.median_s for time in self.times())
-        if not stopwatch.is_asynchronous or not alone_s:
-            return 1.0
-        once_s, thrice_s = ([self._passes_s(stopwatch, count) for _ in range(rounds)] for count in (1, 3))
-        following_s = (statistics.median(thrice_s) - statistics.median(once_s)) / 2
-        return min(1.0, max(0.0, following_s / alone_s))
+        if not stopwatch.is_asynchronous:
+            return 0.0, 0.0
+        return time_passes(lambda count: self._passes_s(stopwatch, count), rounds)
 
     def _passes_s(self, stopwatch: Stopwatch, count: int) -> float:
         """Time several passes, forward and backward, as one call."""

@@ -62,6 +62,8 @@ def interpolate(small: ModelCosts, large: ModelCosts, size: int) -> ModelCosts:
         whole_forward=line.time(first.whole_forward, second.whole_forward),
         whole_backward=line.time(first.whole_backward, second.whole_backward),
         whole_macs=line.integer(first.whole_macs, second.whole_macs),
+        first_pass_s=line.number(first.first_pass_s, second.first_pass_s),
+        following_pass_s=line.number(first.following_pass_s, second.following_pass_s),
     )
     overheads = line.overheads(small.overheads, large.overheads)
     experts = None

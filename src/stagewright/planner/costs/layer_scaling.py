@@ -44,8 +44,11 @@ def with_num_layers(measured: ModelCosts, num_layers: int) -> ModelCosts:
         experts = (*held[:first], *[held[middle]] * num_layers, *held[last + 1 :])
     forward = sum(unit.forward.median_s for unit in scaled)
     backward = sum(unit.backward_s for unit in scaled)
+    longer = (forward + backward) / (sum(unit.total_s for unit in units) or 1.0)
     profile: Profile = replace(
         measured.profile,
+        first_pass_s=longer * measured.profile.first_pass_s,
+        following_pass_s=longer * measured.profile.following_pass_s,
         units=tuple(scaled),
         whole_forward=replace(measured.profile.whole_forward, median_s=forward),
         whole_backward=replace(measured.profile.whole_backward, median_s=backward),

@@ -25,7 +25,7 @@ from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.recomputation import saves_inputs
 from stagewright.simulator.costs.shared_parameters import SharedParameter, shared_between_stages
-from stagewright.simulator.costs.stage_costs import StageCostBuilder, StageCosts, follow_up_scale, time_scales
+from stagewright.simulator.costs.stage_costs import StageCostBuilder, StageCosts, pass_scales
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
@@ -258,8 +258,7 @@ def _check_profile(plan: Plan, profile: Profile, cuts: Sequence[int]) -> None:
 
 def _serial_s(plan: Plan, profile: Profile, overheads: ModelOverheads, samples: float) -> float:
     """Return the step time on one device: the micro-batches in sequence without recomputation, one optimizer step."""
-    follow = follow_up_scale(profile, max(1, round(samples)))
-    forward_scale, backward_scale = (follow * scale for scale in time_scales(profile))
+    forward_scale, backward_scale = pass_scales(profile, max(1, round(samples)))
     microbatch_s = sum(unit.forward.median_s for unit in profile.units) * forward_scale + overheads.loss_forward_s
     if not plan.training:
         return samples * microbatch_s

@@ -123,10 +123,21 @@ def time_scales(profile: Profile) -> tuple[float, float]:
     return _scale(profile.whole_forward, forward), _scale(profile.whole_backward, backward)
 
 
-def follow_up_scale(profile: Profile, num_microbatches: int) -> float:
-    """Return the mean share of their time that micro-batches take, of which all but the first follow another one."""
-    following = num_microbatches - 1 if profile.training else num_microbatches
-    return (num_microbatches - following + following * profile.following_share) / num_microbatches
+def pass_scales(profile: Profile, num_microbatches: int) -> tuple[float, float]:
+    """Return the factors on the units' forward and backward times in a step of that many micro-batches.
+
+    On a GPU, passes in sequence take less than their parts alone. In training all micro-batches but the first follow
+    another one; in inference all do.
+    """
+    forward_scale, backward_scale = time_scales(profile)
+    alone_s = forward_scale * sum(unit.forward.median_s for unit in profile.units)
+    alone_s += backward_scale * sum(unit.backward_s for unit in profile.units)
+    if not profile.first_pass_s or not alone_s:
+        return forward_scale, backward_scale
+    num_first = 1 if profile.training else 0
+    total_s = num_first * profile.first_pass_s + (num_microbatches - num_first) * profile.following_pass_s
+    factor = total_s / num_microbatches / alone_s
+    return factor * forward_scale, factor * backward_scale
 
 
 def _scale(whole: Time, units_s: float) -> float:
@@ -153,8 +164,7 @@ class StageCostBuilder:
         self.model_overheads, self.engine_overheads = model_overheads, engine_overheads
         self.contention = engine_overheads.contention_factor(topology.num_on_host())
         self.speeds = topology.speeds()
-        follow = follow_up_scale(profile, num_microbatches)
-        self.forward_scale, self.backward_scale = (follow * scale for scale in time_scales(profile))
+        self.forward_scale, self.backward_scale = pass_scales(profile, num_microbatches)
         parameters = [unit.parameter_bytes for unit in self.units]
         self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
         self._separate = separately_gathered_bytes(parameters)

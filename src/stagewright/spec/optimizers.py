@@ -21,11 +21,13 @@ class OptimizerRule:
     """States as large as a parameter, without momentum."""
     has_momentum: bool = False
     """Whether it takes `momentum`, one more state where it is above 0."""
+    has_fused_kernel: bool = False
+    """Whether torch has a kernel that steps many parameters at once, in one pass over their memory."""
 
 
 OPTIMIZERS = {
-    "adamw": OptimizerRule(torch_name="AdamW", num_states=2),
-    "adam": OptimizerRule(torch_name="Adam", num_states=2),
-    "sgd": OptimizerRule(torch_name="SGD", num_states=0, has_momentum=True),
+    "adamw": OptimizerRule(torch_name="AdamW", num_states=2, has_fused_kernel=True),
+    "adam": OptimizerRule(torch_name="Adam", num_states=2, has_fused_kernel=True),
+    "sgd": OptimizerRule(torch_name="SGD", num_states=0, has_momentum=True, has_fused_kernel=True),
     "rmsprop": OptimizerRule(torch_name="RMSprop", num_states=1, has_momentum=True),
 }

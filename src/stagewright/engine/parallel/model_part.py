@@ -116,6 +116,7 @@ class ModelPart:
         self.module = nn.ModuleList(self.stages.values())
         self.shards: ParameterShards | None = None
         """This replica's shards of the parameters, with ZeRO."""
+        self._parameter_tables: list[dict[str, nn.Parameter | None]] | None = None
         self._free_other_parameters()
         if not plan.shard:  # FSDP2 moves parameters to the device itself, unit by unit
             with self.memory.explain_oom():
@@ -160,8 +161,16 @@ class ModelPart:
 
     def zero_gradients(self) -> None:
         """Drop all gradients."""
-        for parameter in (*self.module.parameters(), *self.optimizer_parameters().values()):
-            parameter.grad = None
+        # A GPU waits for the host meanwhile, so modules are not walked in each step.
+        if self._parameter_tables is None:
+            self._parameter_tables = [module._parameters for module in self.module.modules() if module._parameters]
+        for table in self._parameter_tables:
+            for parameter in table.values():
+                if parameter is not None:
+                    parameter.grad = None
+        if self.shards is not None:
+            for parameter in self.optimizer_parameters().values():
+                parameter.grad = None
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers of this worker's stages, by their first names in the model."""

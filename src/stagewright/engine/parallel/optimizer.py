@@ -25,11 +25,15 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 
 def make_optimizer(spec: OptimizerSpec, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Make the plan's optimizer for this worker's parameters."""
+    """Make the plan's optimizer for this worker's parameters, with torch's fused kernel on a GPU."""
     rule = OPTIMIZERS[spec.name]
-    momentum = {"momentum": spec.momentum} if rule.has_momentum else {}
-    make: MakeOptimizer = getattr(torch.optim, rule.torch_name)
-    return make(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay, **momentum)  # type: ignore[call-arg]
+    options: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    if rule.has_momentum:
+        options["momentum"] = spec.momentum
+    if rule.has_fused_kernel and all(value.is_cuda and value.is_floating_point() for value in parameters):
+        options["fused"] = True
+    make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, rule.torch_name)
+    return make(parameters, **options)
 
 
 class OptimizerInBackward:

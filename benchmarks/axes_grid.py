@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
@@ -69,7 +70,7 @@ def main() -> int:
 
 def preload() -> None:
     """Import what workers need once, before they are forked."""
-    transformers.logging.set_verbosity_error()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     for name in PRELOADED:
         import_module(name)
     for class_name, _ in MODELS.values():

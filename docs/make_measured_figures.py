@@ -16,6 +16,7 @@ from pathlib import Path
 
 from measured_figures import (
     accuracy,
+    axes,
     capture,
     codecs,
     fabric,
@@ -36,6 +37,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
         accuracy.accuracy_tables,
+        axes.axes_grid,
+        axes.offload_gpu,
         capture.capture_libraries,
         codecs.codec_cpu,
         codecs.codec_cuda,

@@ -168,10 +168,28 @@ takes a small part of the time. A fused kernel without dropout saves no scores, 
 are found by their structure; a model that has none inside its units is refused, and so are `--compile`, `--sequence-parallel` and context
 parallelism ([decision 59](decisions/0059-attention-alone.md)).
 
+## Offload
+
+`--offload vit.layers.0,vit.layers.1`, or `offload = ["vit.layers.0", "vit.layers.1"]` in a plan file, moves what these units save for
+backward to pinned host memory; `--offload always` moves that of all units. Copies run on a CUDA stream of their own beside the
+compute of later units, and come back ahead of their backward. So they cost nothing as long as a stage's copies take no longer than its
+forward, and in backward no longer than that. Parameters, buffers and tensors below 1 KiB stay on the device.
+
+Units can be kept, recomputed and offloaded in one plan: `recompute` and `offload` name different units. Under a memory limit
+`stagewright plan` chooses among keeping, recomputation, recomputation of attention alone and offload for each unit, together with the
+cuts, where the rate between GPU and host is known: it is measured on this machine's GPUs, and stated by
+[`[links.host]`](plans.md#links) in a cluster file.
+
+Every strategy and schedule supports offload. Refused are inference, `--compile`, CUDA graphs, and stages that are recomputed as a
+whole. On a CPU, whose memory is the host's, a plan with offload runs and is verified, and memory is counted as on a GPU, but nothing is
+gained ([decision 64](decisions/0064-offload-by-unit.md)).
+
+## Random numbers and split backward
+
 Dropout masks and batch norm statistics are those of the first forward:
 [batch norm and dropout](compare.md#batch-norm-and-dropout). With a split backward, a recomputed stage runs
 its whole backward in the first half: saving the recomputed activations until the second would take the memory that
-checkpointing saves.
+checkpointing saves. A stage with offloaded units does the same.
 
 ## Placement
 

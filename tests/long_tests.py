@@ -36,6 +36,13 @@ LONG = (
     "tests/engine/jobs/test_compare.py::test_parity_with_baseline[[]data=2-options1]",
     "tests/engine/parity/test_spoiled_engine.py::*[[]fp16-mixed]",
     "tests/engine/parity/test_spoiled_engine.py::*[[]bf16]",
+    # Offloaded units: one plan of each kind, and the solver's tests, stay.
+    "tests/engine/jobs/test_offload.py::test_parity_with_baseline[[]data=2,pipeline=2-*",
+    "tests/engine/jobs/test_offload.py::test_parity_with_baseline[[]pipeline=2-*schedule*",
+    "tests/engine/jobs/test_offload.py::test_parity_with_baseline[[]*zero*",
+    "tests/engine/jobs/test_offload.py::test_parity_with_baseline[[]*bf16-mixed*",
+    "tests/engine/jobs/test_offload.py::test_parity_with_baseline[[]tensor=2-*",
+    "tests/engine/jobs/test_offload.py::test_unusual_models*",
     # Units recomputed by name: one plan of each axis, and one model of each kind, stay.
     "tests/engine/jobs/test_recomputed_units.py::test_parity_with_baseline[[]data=2,pipeline=2-*",
     "tests/engine/jobs/test_recomputed_units.py::test_parity_with_baseline[[]tensor=2,pipeline=2-*",

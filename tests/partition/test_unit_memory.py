@@ -1,53 +1,74 @@
-"""The cut and the recomputed units together are the best of all."""
+"""The cut and the treatment of each unit together are the best of all."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from collections import Counter
 
 import pytest
 
 from stagewright.partition import unit_memory
-from stagewright.partition.unit_memory import MemoryPlan, StageLimit, UnitCosts, solve
+from stagewright.partition.unit_memory import MemoryPlan, StageLimit, Treatment, TreatmentCosts, UnitCosts, solve
 
 NUM_CASES = 200
 
 
-def stage_memory(units: list[UnitCosts], stage: StageLimit, recomputed: set[int], first: int, last: int) -> int:
-    """The definition: what kept units save and recomputed ones hold, and one recomputed unit in backward."""
-    held = sum(
-        units[index].input_bytes if index in recomputed else units[index].saved_bytes
-        for index in range(first, last + 1)
-    )
-    gains = [units[index].gain_bytes for index in range(first, last + 1) if index in recomputed]
-    fixed = sum(unit.fixed_bytes for unit in units[first : last + 1])
-    return fixed + stage.in_flight * held + max(gains, default=0)
+CHOICES: tuple[Treatment, ...] = ("keep", "recompute", "attention", "offload")
+
+
+def stage_memory(units: list[UnitCosts], stage: StageLimit, chosen: tuple[Treatment, ...]) -> int:
+    """The definition: what kept units save and others hold, and one recomputed or fetched unit in backward."""
+    held, peaks = 0, [0]
+    for unit, treatment in zip(units, chosen, strict=True):
+        if treatment == "keep":
+            held += unit.saved_bytes
+        elif treatment == "recompute":
+            held += unit.input_bytes
+            peaks.append(unit.saved_bytes - unit.input_bytes)
+        elif treatment == "attention":
+            assert unit.attention is not None
+            held += unit.saved_bytes - unit.attention.gain_bytes
+            peaks.append(unit.attention.peak_bytes)
+        else:
+            peaks.append(2 * unit.saved_bytes)
+    return sum(unit.fixed_bytes for unit in units) + stage.in_flight * held + max(peaks)
+
+
+def stage_seconds(units: list[UnitCosts], stage: StageLimit, chosen: tuple[Treatment, ...]) -> float:
+    """The definition: copies overlap with compute, to the host in forward and back in backward."""
+    pairs = list(zip(units, chosen, strict=True))
+    forward = sum(unit.forward_s for unit in units)
+    backward = sum(unit.time_s - unit.forward_s for unit in units)
+    backward += sum(unit.forward_s for unit, treatment in pairs if treatment == "recompute")
+    backward += sum(unit.attention.recompute_s for unit, name in pairs if name == "attention" and unit.attention)
+    copies = sum(unit.saved_bytes for unit, treatment in pairs if treatment == "offload") / stage.host_bytes_per_s
+    return max(forward / stage.speed, copies) + max(backward / stage.speed, copies)
 
 
 def assess(
-    units: list[UnitCosts], stages: list[StageLimit], ends: tuple[int, ...], recomputed: set[int]
+    units: list[UnitCosts], stages: list[StageLimit], ends: tuple[int, ...], chosen: tuple[Treatment, ...]
 ) -> tuple[float, float] | None:
     """Return the bottleneck and the sum of the stage times; None if a stage does not fit."""
     seconds = []
     for stage, first, last in zip(stages, (0, *(end + 1 for end in ends)), ends, strict=False):
-        if stage_memory(units, stage, recomputed, first, last) > stage.memory_bytes:
+        inside = slice(first, last + 1)
+        if stage_memory(units[inside], stage, chosen[inside]) > stage.memory_bytes:
             return None
-        again = sum(units[index].forward_s for index in recomputed if first <= index <= last)
-        seconds.append((sum(unit.time_s for unit in units[first : last + 1]) + again) / stage.speed)
+        seconds.append(stage_seconds(units[inside], stage, chosen[inside]))
     return max(seconds), sum(seconds)
 
 
 def brute_force(units: list[UnitCosts], stages: list[StageLimit]) -> tuple[float, float] | None:
-    """Try every cut with every set of recomputed units."""
+    """Try every cut with every treatment of every unit."""
     best: tuple[float, float] | None = None
-    indices = range(len(units))
-    for cuts in itertools.combinations(indices[:-1], len(stages) - 1):
-        for size in range(len(units) + 1):
-            for recomputed in itertools.combinations(indices, size):
-                found = assess(units, stages, (*cuts, len(units) - 1), set(recomputed))
-                if found is not None and (best is None or found < best):
-                    best = found
+    possible = [("keep", *unit.treatments()) for unit in units]
+    for cuts in itertools.combinations(range(len(units) - 1), len(stages) - 1):
+        for chosen in itertools.product(*possible):
+            found = assess(units, stages, (*cuts, len(units) - 1), chosen)
+            if found is not None and (best is None or found < best):
+                best = found
     return best
 
 
@@ -55,9 +76,14 @@ def random_case(seed: int) -> tuple[list[UnitCosts], list[StageLimit]]:
     """Units of whole seconds, so that sums are exact, and limits around what they need."""
     rng = random.Random(seed)
     units = []
-    for _ in range(rng.randint(2, 7)):
+    rate = rng.choice((1.0, 2.0, 8.0))
+    for _ in range(rng.randint(2, 5)):
         forward = rng.randint(1, 9)
         saved = rng.randint(0, 40)
+        gain = rng.randint(0, saved)
+        attention = TreatmentCosts(
+            gain_bytes=gain, peak_bytes=rng.randint(0, gain), recompute_s=rng.randint(0, forward)
+        )
         units.append(
             UnitCosts(
                 time_s=forward * rng.randint(2, 4),
@@ -65,6 +91,8 @@ def random_case(seed: int) -> tuple[list[UnitCosts], list[StageLimit]]:
                 saved_bytes=saved,
                 input_bytes=rng.randint(0, max(1, saved // 2)),
                 fixed_bytes=rng.randint(0, 10),
+                attention=rng.choice((attention, None)),
+                can_offload=rng.random() < 0.7,
             )
         )
     count = rng.randint(1, min(3, len(units)))
@@ -74,6 +102,7 @@ def random_case(seed: int) -> tuple[list[UnitCosts], list[StageLimit]]:
             memory_bytes=max(1, int(whole * rng.uniform(0.2, 1.2) * (count - index) / count)),
             in_flight=count - index,
             speed=rng.choice((1.0, 1.0, 2.0)),
+            host_bytes_per_s=rate,
         )
         for index in range(count)
     ]
@@ -81,7 +110,7 @@ def random_case(seed: int) -> tuple[list[UnitCosts], list[StageLimit]]:
 
 
 def test_equals_brute_force() -> None:
-    num_refused = num_recomputed = 0
+    num_refused, num_chosen = 0, Counter[str]()
     for seed in range(NUM_CASES):
         units, stages = random_case(seed)
         found, expected = solve(units, stages), brute_force(units, stages)
@@ -92,10 +121,14 @@ def test_equals_brute_force() -> None:
         assert found is not None, seed
         assert found.is_exact
         assert (found.bottleneck_s, sum(found.stage_s)) == pytest.approx(expected), seed
-        assert assess(units, stages, found.ends, set(found.recomputed)) == pytest.approx(expected), seed
-        num_recomputed += bool(found.recomputed)
-    assert num_refused > NUM_CASES // 10
-    assert num_recomputed > NUM_CASES // 4, "most limits make a difference"
+        assert assess(units, stages, found.ends, found.treatments) == pytest.approx(expected), seed
+        assert found.stage_bytes == tuple(
+            stage_memory(units[first : last + 1], stage, found.treatments[first : last + 1])
+            for stage, first, last in zip(stages, (0, *(end + 1 for end in found.ends)), found.ends, strict=False)
+        )
+        num_chosen.update(set(found.treatments))
+    assert num_refused > NUM_CASES // 20
+    assert all(num_chosen[treatment] > NUM_CASES // 10 for treatment in CHOICES), "each is the best in some cases"
 
 
 def block(**changes: int) -> UnitCosts:
@@ -106,7 +139,7 @@ def test_only_what_memory_requires() -> None:
     """All saved: 80. One recomputed: 71, and 9 more in backward."""
     units = [block()] * 8
     assert solve(units, [StageLimit(memory_bytes=80)]) == MemoryPlan(
-        ends=(7,), recomputed=(), stage_s=(24,), stage_bytes=(80,)
+        ends=(7,), treatments=("keep",) * 8, stage_s=(24,), stage_bytes=(80,)
     )
     two = solve(units, [StageLimit(memory_bytes=79)])
     assert two is not None
@@ -123,6 +156,15 @@ def test_the_cut_moves_with_the_recomputation() -> None:
     assert found.bottleneck_s == 12
 
 
+def test_what_compute_hides_is_offloaded() -> None:
+    """Forward takes as long as the copies of two units; a third would cost more than its recomputation."""
+    units = [block(can_offload=True)] * 8
+    found = solve(units, [StageLimit(memory_bytes=79, host_bytes_per_s=2.5)])
+    assert found is not None
+    assert (len(found.units("offload")), len(found.recomputed)) == (2, 1)
+    assert found.bottleneck_s == 25, "26 with two recomputed units"
+
+
 def test_a_thinned_frontier_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit_memory, "MAX_FRONTIER", 2)
     for seed in range(20):
@@ -130,7 +172,7 @@ def test_a_thinned_frontier_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         found, best = solve(units, stages), brute_force(units, stages)
         if found is not None:
             assert best is not None
-            reached = assess(units, stages, found.ends, set(found.recomputed))
+            reached = assess(units, stages, found.ends, found.treatments)
             assert reached is not None
             assert reached[0] >= best[0] - 1e-9
 

@@ -11,6 +11,7 @@ from stagewright.analytic.layout import Layout, LayoutAxis, RecomputeMode
 from stagewright.codecs.registry import get
 from stagewright.errors import UsageError
 from stagewright.schedules.action_order import SEARCHED
+from stagewright.spec.activation_checkpointing import describe_offload
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
 
@@ -33,6 +34,11 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         raise UsageError(
             'schedule = "searched" is ordered for measured times, and an analytic forecast has none: forecast it '
             'without --analytic, or use another schedule, like "zbv"'
+        )
+    if plan.offload != "none" and plan.offload:
+        raise UsageError(
+            f"an analytic forecast knows no offload, and the plan has offload = {describe_offload(plan)}: forecast it "
+            "without --analytic, or leave it out"
         )
     optimizer = OPTIMIZERS[plan.optimizer.name]
     stages = max(1, plan.num_stages // mesh.pipeline)

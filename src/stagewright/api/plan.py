@@ -263,6 +263,8 @@ def _row(ranked: RankedPlan) -> dict[str, Any]:
         "schedule": plan.schedule,
         "recompute": describe_recompute(plan),
         "recomputed_units": list(plan.recomputed_units),
+        "attention_units": list(plan.attention_units),
+        "offloaded_units": [] if isinstance(plan.offload, str) else list(plan.offload),
         "shard": plan.shard,
         "fsdp_shards": plan.fsdp_shards,
         "fsdp_gather": plan.fsdp_gather,

@@ -17,7 +17,7 @@ from stagewright.cli.screen import note, progress
 from stagewright.cluster.device import Device, available_cores, pin_process
 from stagewright.errors import UsageError
 from stagewright.schedules.rules import SCHEDULES
-from stagewright.spec.activation_checkpointing import RECOMPUTES, check_recompute_mode
+from stagewright.spec.activation_checkpointing import OFFLOADS, RECOMPUTES, check_recompute_mode
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan_rules import (
     BATCH_NORMS,
@@ -170,6 +170,20 @@ def parse_recompute(text: str) -> Any:
 
 
 Recompute = Annotated[str, recompute_option(help="Activation checkpointing.")]
+
+
+def offload_option(**settings: Any) -> Any:
+    """Return the option of activation offload: a mode, or names of units with commas."""
+
+    def parse(text: str) -> str:
+        if not _UNIT_NAMES.search(text):
+            check_choice("offload mode", text, OFFLOADS)
+        return text
+
+    return run_option(parser=parse, metavar=f"{'|'.join(OFFLOADS)}|UNITS", **settings)
+
+
+Offload = Annotated[str, offload_option(help="Saved activations in host memory until backward.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
 FSDPShards = Annotated[
     int | None, run_option("--fsdp-shards", min=2, help="HSDP: shard in groups of so many replicas. \\[default: all]")

@@ -95,6 +95,8 @@ class Links:
     """Between two devices of different hosts; None for a single host."""
     collective: Link | None = None
     """Link as seen by a step of a collective on one host; None: as for messages."""
+    host: Link | None = None
+    """Between a device and its host's memory, for offloaded activations; None: unknown."""
     sums: tuple[tuple[int, float], ...] = ()
     """Measured all-reduces of two devices of one host: bytes and seconds, ascending; (): from ``collective``."""
 

@@ -41,7 +41,7 @@ _DEVICES: dict[str, toml.Reader] = {
 }
 _LINK: dict[str, toml.Reader] = {"bandwidth": toml.rate, "latency": toml.seconds}
 _LINKS: dict[str, toml.Reader] = dict.fromkeys(
-    ("intra_host", "inter_host", "collective"), lambda value, where: _link(value, where)
+    ("intra_host", "inter_host", "collective", "host"), lambda value, where: _link(value, where)
 )
 _CLUSTER: dict[str, toml.Reader] = {
     "devices": toml.list_of(lambda value, where: _group(value, where)),

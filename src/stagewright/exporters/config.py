@@ -13,6 +13,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
+from stagewright.spec.activation_checkpointing import describe_offload
 from stagewright.spec.plan import Plan
 
 _LAYER = re.compile(r"(?:^|.*\.)(?:layers|layer|h|blocks|block)\.(\d+)$")
@@ -88,8 +89,10 @@ class ExportInput:
 
 
 def common_omissions(plan: Plan) -> list[str]:
-    """List what no other trainer has: compressed links and batch norm over all micro-batches."""
+    """List what no other trainer has, or not by unit: offload, compressed links, batch norm over all micro-batches."""
     omitted = []
+    if describe_offload(plan) != "none":
+        omitted.append("Activations stay on the device: offload of units has no counterpart.")
     if any(name != "none" for name in _names(plan.codec) + _names(plan.codec_backward or ())):
         omitted.append(f"Links are not compressed: codec = {plan.codec!r} has no counterpart.")
     if plan.batch_norm == "deferred":

@@ -1,31 +1,45 @@
-"""The cut and the recomputed units together: the smallest bottleneck under a memory limit.
+"""The cut and the treatment of each unit's activations together: the smallest bottleneck under a memory limit.
 
-    stage of units a … b     time    Σ time + Σ forward of its recomputed units
-    R: recomputed units      memory  Σ fixed + in flight × (Σ saved − Σ gain of R) + the largest gain of R  ≤ limit
+    each unit      keep · recompute · recompute attention alone · offload to the host
+    a stage's      time    max(Σ forward, copies) + max(Σ backward + Σ recomputation, copies)
+                   memory  Σ fixed + in flight × (Σ saved − Σ gain) + the largest peak  ≤ limit
 
-The *gain* of a unit is what recomputing it saves: its saved activations without its inputs. Backward needs it once
-more, for the one unit that is being recomputed.
+The *gain* of a treatment is what it saves between forward and backward, its *peak* what backward needs once more, for
+the one unit that is recomputed or fetched. Copies of offloaded activations overlap with compute, in forward to the
+host and in backward from it, so they cost nothing until they take longer.
 
-Exactness. For each range of units and each bound on the largest gain, all subsets of units that no other subset beats
-in both gain and time are kept (a Pareto frontier), so the cheapest subset of every range that fits is found. A dynamic
-program over ranges then gives the smallest bottleneck, and a second one the smallest sum of stage times among those.
-Frontiers are short for repeated blocks and in practice; one above `MAX_FRONTIER` entries is thinned out, and the
+Exactness. For each range of units and each bound on the largest peak, all choices that no other choice beats in gain,
+recomputation and copied bytes are kept (a Pareto frontier), so the cheapest choice of every range that fits is found. A
+dynamic program over ranges then gives the smallest bottleneck, and a second one the smallest sum of stage times among
+those. Frontiers are short for repeated blocks and in practice; one above `MAX_FRONTIER` entries is thinned out, and the
 result is then marked as not exact: it fits, but may not be the best.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 MAX_FRONTIER = 4096
 
-# (gain, time, bits of the units), both increasing.
-_Frontier: TypeAlias = list[tuple[int, float, int]]
+Treatment: TypeAlias = Literal["keep", "recompute", "attention", "offload"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreatmentCosts:
+    """What becomes of a unit's activations, for one micro-batch."""
+
+    gain_bytes: int
+    """Activations that are not held between forward and backward."""
+    peak_bytes: int
+    """What backward adds while it is at this unit."""
+    recompute_s: float = 0.0
+    """Recomputation, which lengthens the backward."""
+    copied_bytes: int = 0
+    """Activations that are copied to the host, and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +49,36 @@ class UnitCosts:
     time_s: float
     """Forward and backward."""
     forward_s: float
-    """What recomputation adds."""
+    """Forward alone: what recomputation adds."""
     saved_bytes: int
     """Activations saved for backward."""
     input_bytes: int
     """What is saved instead if the unit is recomputed."""
     fixed_bytes: int = 0
     """Parameters, gradients, optimizer states and buffers."""
+    attention: TreatmentCosts | None = None
+    """Recomputation of attention alone; None where the unit has none."""
+    can_offload: bool = False
 
     @property
     def gain_bytes(self) -> int:
         """Activations that recomputation saves."""
         return max(0, self.saved_bytes - self.input_bytes)
+
+    def treatments(self) -> dict[Treatment, TreatmentCosts]:
+        """Return what can be done instead of keeping the unit's activations, where it gains something."""
+        found: dict[Treatment, TreatmentCosts] = {
+            "recompute": TreatmentCosts(
+                gain_bytes=self.gain_bytes, peak_bytes=self.gain_bytes, recompute_s=self.forward_s
+            )
+        }
+        if self.attention is not None:
+            found["attention"] = self.attention
+        if self.can_offload:  # with the unit that is fetched ahead, which counts as large
+            found["offload"] = TreatmentCosts(
+                gain_bytes=self.saved_bytes, peak_bytes=2 * self.saved_bytes, copied_bytes=self.saved_bytes
+            )
+        return {name: costs for name, costs in found.items() if costs.gain_bytes > 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +90,20 @@ class StageLimit:
     """Micro-batches whose activations the stage holds at once."""
     speed: float = 1.0
     """Relative to the device of the times."""
+    host_bytes_per_s: float = math.inf
+    """Rate of copies between the device and its host, in each direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """The best cut and the recomputed units."""
+    """The best cut and the treatment of each unit."""
 
     ends: tuple[int, ...]
     """Last unit of each stage."""
-    recomputed: tuple[int, ...]
+    treatments: tuple[Treatment, ...]
+    """Of each unit."""
     stage_s: tuple[float, ...]
-    """Time of each stage for one micro-batch, with recomputation."""
+    """Time of each stage for one micro-batch."""
     stage_bytes: tuple[int, ...] = ()
     """Memory of each stage."""
     is_exact: bool = True
@@ -78,9 +113,31 @@ class MemoryPlan:
         """Time of the slowest stage."""
         return max(self.stage_s)
 
+    def units(self, treatment: Treatment) -> tuple[int, ...]:
+        """Return the units with a treatment."""
+        return tuple(index for index, name in enumerate(self.treatments) if name == treatment)
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        return self.units("recompute")
+
+
+def _time_s(stage: StageLimit, forward_s: float, backward_s: float, recompute_s: float, copied_bytes: int) -> float:
+    """Return the time of a stage: compute, or the copies that it hides where these take longer."""
+    copies_s = copied_bytes / stage.host_bytes_per_s
+    return max(forward_s / stage.speed, copies_s) + max((backward_s + recompute_s) / stage.speed, copies_s)
+
+
+def stage_bytes(units: Sequence[UnitCosts], in_flight: int, treatments: Sequence[Treatment]) -> int:
+    """Return the memory of a stage of these units."""
+    chosen = [unit.treatments()[name] for unit, name in zip(units, treatments, strict=True) if name != "keep"]
+    held = sum(unit.saved_bytes for unit in units) - sum(costs.gain_bytes for costs in chosen)
+    fixed = sum(unit.fixed_bytes for unit in units)
+    return fixed + in_flight * held + max((costs.peak_bytes for costs in chosen), default=0)
+
 
 def solve(units: Sequence[UnitCosts], stages: Sequence[StageLimit]) -> MemoryPlan | None:
-    """Choose the cut into these stages and the units to recompute; None if nothing fits."""
+    """Choose the cut into these stages and the treatment of each unit; None if nothing fits."""
     if len(stages) > len(units):
         return None
     ranges = _Ranges(units, stages)
@@ -93,25 +150,16 @@ def solve(units: Sequence[UnitCosts], stages: Sequence[StageLimit]) -> MemoryPla
     ends = found[1]
     starts = [0, *(end + 1 for end in ends[:-1])]
     chosen = [ranges.cheapest(stage, a, b) for stage, (a, b) in enumerate(zip(starts, ends, strict=True))]
-    recomputed = [unit for _, bits in chosen for unit in range(num_units) if bits >> unit & 1]
     return MemoryPlan(
         ends=tuple(ends),
-        recomputed=tuple(recomputed),
+        treatments=tuple(itertools.chain.from_iterable(treatments for _, treatments in chosen)),
         stage_s=tuple(seconds for seconds, _ in chosen),
         stage_bytes=tuple(
-            stage_bytes(units[first : last + 1], stage.in_flight, [bits >> unit & 1 for unit in range(first, last + 1)])
-            for stage, first, last, (_, bits) in zip(stages, starts, ends, chosen, strict=True)
+            stage_bytes(units[first : last + 1], stage.in_flight, treatments)
+            for stage, first, last, (_, treatments) in zip(stages, starts, ends, chosen, strict=True)
         ),
         is_exact=ranges.is_exact,
     )
-
-
-def stage_bytes(units: Sequence[UnitCosts], in_flight: int, recomputed: Sequence[int]) -> int:
-    """Return the memory of a stage of these units, each with whether it is recomputed."""
-    pairs = list(zip(units, recomputed, strict=True))
-    held = sum(unit.saved_bytes - (unit.gain_bytes if again else 0) for unit, again in pairs)
-    fixed = sum(unit.fixed_bytes for unit in units)
-    return fixed + in_flight * held + max((unit.gain_bytes for unit, again in pairs if again), default=0)
 
 
 def _minimize(
@@ -135,8 +183,39 @@ def _minimize(
     return reached[-1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Treatments of the units of a range, as a linked list from its last unit."""
+
+    gain_bytes: int
+    recompute_s: float
+    copied_bytes: int
+    treatment: Treatment = "keep"
+    before: _Choice | None = None
+
+    def with_unit(self, treatment: Treatment, costs: TreatmentCosts) -> _Choice:
+        return _Choice(
+            self.gain_bytes + costs.gain_bytes,
+            self.recompute_s + costs.recompute_s,
+            self.copied_bytes + costs.copied_bytes,
+            treatment,
+            self,
+        )
+
+    def treatments(self) -> tuple[Treatment, ...]:
+        """Return the treatment of each unit, in order."""
+        found, choice = [], self
+        while choice.before is not None:
+            found.append(choice.treatment)
+            choice = choice.before
+        return tuple(reversed(found))
+
+
+_KEEP = TreatmentCosts(gain_bytes=0, peak_bytes=0)
+
+
 class _Ranges:
-    """The cheapest recomputation of every range of units that fits on a stage."""
+    """The cheapest treatments of every range of units that fits on a stage."""
 
     def __init__(self, units: Sequence[UnitCosts], stages: Sequence[StageLimit]) -> None:
         self._units, self._stages = units, stages
@@ -146,60 +225,70 @@ class _Ranges:
             for values in (
                 [unit.fixed_bytes for unit in units],
                 [unit.saved_bytes for unit in units],
-                [unit.time_s for unit in units],
+                [unit.forward_s for unit in units],
+                [unit.time_s - unit.forward_s for unit in units],
             )
         ]
-        self._largest = sorted({unit.gain_bytes for unit in units if unit.gain_bytes})
-        self._frontiers: dict[tuple[int, int, int], _Frontier] = {}
-        self._found: dict[tuple[StageLimit, int, int], tuple[float, int]] = {}
+        self._treatments = [unit.treatments() for unit in units]
+        self._peaks = sorted({costs.peak_bytes for options in self._treatments for costs in options.values()})
+        self._frontiers: dict[tuple[int, int, int], list[_Choice]] = {}
+        self._found: dict[tuple[StageLimit, int, int], tuple[float, tuple[Treatment, ...]]] = {}
 
-    def cheapest(self, stage: int, first: int, last: int) -> tuple[float, int]:
-        """Return the time of the units first … last on a stage and the bits of the recomputed ones; ∞: no fit."""
+    def cheapest(self, stage: int, first: int, last: int) -> tuple[float, tuple[Treatment, ...]]:
+        """Return the time of the units first … last on a stage and their treatments; ∞: no fit."""
         key = self._stages[stage], first, last
         if key not in self._found:
             self._found[key] = self._search(*key)
         return self._found[key]
 
-    def _search(self, stage: StageLimit, first: int, last: int) -> tuple[float, int]:
-        fixed, saved, time_s = (sums[last + 1] - sums[first] for sums in self._sums)
+    def _search(self, stage: StageLimit, first: int, last: int) -> tuple[float, tuple[Treatment, ...]]:
+        fixed, saved, forward_s, backward_s = (sums[last + 1] - sums[first] for sums in self._sums)
         excess = fixed + stage.in_flight * saved - stage.memory_bytes
+        keep: tuple[Treatment, ...] = tuple("keep" for _ in range(first, last + 1))
         if excess <= 0:
-            return time_s / stage.speed, 0
-        best = math.inf, 0
-        for largest in self._largest:
-            needed = -(-(excess + largest) // stage.in_flight)
-            frontier = self._frontier(first, last, largest)
-            index = bisect.bisect_left(frontier, (needed, -math.inf, 0))
-            if index < len(frontier) and frontier[index][1] < best[0]:
-                best = frontier[index][1:]
-        return (time_s + best[0]) / stage.speed, best[1]
+            return _time_s(stage, forward_s, backward_s, 0.0, 0), keep
+        best_s, best = math.inf, None
+        for peak in self._peaks:
+            needed = excess + peak
+            for choice in self._frontier(first, last, peak):
+                if stage.in_flight * choice.gain_bytes >= needed:
+                    seconds = _time_s(stage, forward_s, backward_s, choice.recompute_s, choice.copied_bytes)
+                    if seconds < best_s:
+                        best_s, best = seconds, choice
+        return (math.inf, keep) if best is None else (best_s, best.treatments())
 
-    def _frontier(self, first: int, last: int, largest: int) -> _Frontier:
-        """Return the subsets of units first … last with gains up to `largest` that no other subset beats."""
+    def _frontier(self, first: int, last: int, peak: int) -> list[_Choice]:
+        """Return the choices for units first … last with peaks up to `peak` that no other choice beats."""
         if last < first:
-            return [(0, 0.0, 0)]
-        key = first, last, largest
+            return [_Choice(0, 0.0, 0)]
+        key = first, last, peak
         if key not in self._frontiers:
-            before, unit = self._frontier(first, last - 1, largest), self._units[last]
-            if not 0 < unit.gain_bytes <= largest:
-                self._frontiers[key] = before
-            else:
-                bit = 1 << last
-                added = [(gain + unit.gain_bytes, s + unit.forward_s, bits | bit) for gain, s, bits in before]
-                self._frontiers[key] = self._thin(_undominated(before, added))
+            before = self._frontier(first, last - 1, peak)
+            options: dict[Treatment, TreatmentCosts] = {"keep": _KEEP, **self._treatments[last]}
+            choices = [
+                choice.with_unit(name, costs)
+                for name, costs in options.items()
+                if costs.peak_bytes <= peak
+                for choice in before
+            ]
+            self._frontiers[key] = self._thin(_undominated(choices))
         return self._frontiers[key]
 
-    def _thin(self, frontier: _Frontier) -> _Frontier:
+    def _thin(self, frontier: list[_Choice]) -> list[_Choice]:
         while len(frontier) > MAX_FRONTIER:
             self.is_exact = False
             frontier = [*frontier[:-1:2], frontier[-1]]
         return frontier
 
 
-def _undominated(first: _Frontier, second: _Frontier) -> _Frontier:
-    """Merge two frontiers; drop entries that another one beats in gain and time."""
-    kept: _Frontier = []
-    for entry in sorted([*first, *second], key=lambda entry: (-entry[0], entry[1])):
-        if not kept or entry[1] < kept[-1][1]:
-            kept.append(entry)
+def _undominated(choices: list[_Choice]) -> list[_Choice]:
+    """Drop choices that another one beats in gain, recomputation and copied bytes; by falling gain."""
+    kept: list[_Choice] = []
+    steps: list[tuple[float, int]] = []  # of those kept so far: recomputation rising, copied bytes falling
+    for choice in sorted(choices, key=lambda one: (-one.gain_bytes, one.recompute_s, one.copied_bytes)):
+        point = choice.recompute_s, choice.copied_bytes
+        if any(seconds <= point[0] and copied <= point[1] for seconds, copied in steps):
+            continue
+        kept.append(choice)
+        steps = [*(step for step in steps if not (point[0] <= step[0] and point[1] <= step[1])), point]
     return kept[::-1]

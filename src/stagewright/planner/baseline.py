@@ -79,6 +79,7 @@ def baseline_plan(base: Plan, mesh: Mesh, microbatches: int) -> Plan:
         schedule="1f1b",
         actions=(),
         recompute="none",
+        offload="none",
         shard=False,
         fsdp_shards=None,
         fsdp_gather="auto",

@@ -170,7 +170,7 @@ def fit_strategies(
             kept = replace(plan, recompute="none")
             if can_recompute_units(kept):
                 row = _fit(strategy, kept, by_unit_limit(limit_bytes), by_unit, now, minimum, limit)
-                units = row.plan.recomputed_units if row.plan is not None else ()
+                units = (*row.plan.recomputed_units, *row.plan.attention_units) if row.plan is not None else ()
                 rows.append(replace(row, recompute=True, by_unit=True, recomputed_units=units))
     return rows
 

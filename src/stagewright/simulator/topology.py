@@ -95,6 +95,15 @@ class Topology:
             return FREE
         return self._outside if self._crosses(first, second) else self.cluster.links.intra_host
 
+    def host_link(self) -> Link:
+        """Return the link between a device and the memory of its host."""
+        if self.cluster.links.host is None:
+            raise UsageError(
+                "offload copies activations between devices and host memory, and the cluster does not say how fast: "
+                'add [links.host] with bandwidth = "25GB/s", or leave out offload'
+            )
+        return self.cluster.links.host
+
     def _crosses(self, first: int, second: int) -> bool:
         def compute() -> bool:
             return bool((self.hosts[self.devices[:, :, first]] != self.hosts[self.devices[:, :, second]]).any())

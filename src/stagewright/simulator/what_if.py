@@ -201,7 +201,7 @@ def _without_statistics(costs: PlanCosts) -> ModelOverheads:
 
 
 def _with_free_links(topology: Topology) -> Topology:
-    links = Links(intra_host=FREE, inter_host=FREE, collective=FREE)
+    links = Links(intra_host=FREE, inter_host=FREE, collective=FREE, host=topology.cluster.links.host)
     return replace(topology, cluster=Cluster(devices=topology.cluster.devices, links=links))
 
 
@@ -219,6 +219,7 @@ def with_links(cluster: Cluster, bandwidth_bytes_per_s: float | None, latency_s:
             intra_host=changed(links.intra_host),
             inter_host=None if links.inter_host is None else changed(links.inter_host),
             collective=None if links.collective is None else changed(links.collective),
+            host=links.host,
         ),
     )
 

@@ -35,7 +35,8 @@ FSDPGather: TypeAlias = Literal["auto", "step", "microbatch"]
 ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
 Recompute: TypeAlias = Literal["none", "always", "except-last", "attention"] | tuple[bool, ...] | tuple[str, ...]
-
+OF_ATTENTION = ":attention"  # suffix of a unit in `recompute` of which attention alone is recomputed
+Offload: TypeAlias = Literal["none", "always"] | tuple[str, ...]
 
 AUTOCAST_DTYPES: dict[str, Literal["bfloat16", "float16"]] = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
@@ -216,6 +217,8 @@ class Plan:
     recompute: Recompute = "none"
     """Activation checkpointing: stages save only their inputs and recompute forward in backward; or one flag per
     stage; or the names of the units that do; or only attention inside units, between its linear layers."""
+    offload: Offload = "none"
+    """Units whose saved activations go to host memory until backward; always: all that are not recomputed."""
     shard: bool = False
     """FSDP: shard parameters, gradients and optimizer states over the replicas (FSDP2)."""
     fsdp_shards: int | None = None
@@ -230,8 +233,7 @@ class Plan:
     sequence_parallel: bool = False
     """Tensor parallel workers divide the sequence between their divided layers: norms, dropout and residuals."""
     context_attention: ContextAttention = "ring"
-    """How context parallel workers attend to each other's positions: keys and values go around a ring, or heads are
-    divided by all-to-alls (Ulysses)."""
+    """Attention of context parallel workers: keys and values go around a ring, or all-to-alls divide heads."""
     codec: str | tuple[str, ...] = "none"
     """Compression of activations between stages, and of their gradients unless `codec_backward` is set: a codec name,
     "auto" (chosen on the first batch by measured benefit), or one per cut."""
@@ -373,20 +375,26 @@ class Plan:
     @property
     def has_codecs(self) -> bool:
         """Whether any cut has a codec."""
-        return any(
-            self.codec_of(cut, backward=backward) != "none"
-            for cut in range(self.num_stages - 1)
-            for backward in (False, True)
-        )
+        directions = [(cut, backward) for cut in range(self.num_stages - 1) for backward in (False, True)]
+        return any(self.codec_of(cut, backward=backward) != "none" for cut, backward in directions)
 
     @property
     def recomputed_units(self) -> tuple[str, ...]:
         """The units that are recomputed one by one; empty if `recompute` is about stages."""
+        return tuple(entry for entry in self._named_units if not entry.endswith(OF_ATTENTION))
+
+    @property
+    def attention_units(self) -> tuple[str, ...]:
+        """The units named in `recompute` of which attention alone is recomputed: "layers.0:attention"."""
+        return tuple(entry.removesuffix(OF_ATTENTION) for entry in self._named_units if entry.endswith(OF_ATTENTION))
+
+    @property
+    def _named_units(self) -> tuple[str, ...]:
         entries = self.recompute if isinstance(self.recompute, tuple) else ()
         return tuple(entry for entry in entries if isinstance(entry, str))
 
     def recomputes(self, stage: int) -> bool:
         """Whether a stage is recomputed as a whole, for all micro-batches or all but the last."""
         if isinstance(self.recompute, tuple):
-            return not self.recomputed_units and bool(self.recompute[stage])
+            return not self._named_units and bool(self.recompute[stage])
         return self.recompute in ("always", "except-last")

@@ -35,7 +35,7 @@ from stagewright.files.toml_table import (
     write_size,
 )
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
-from stagewright.spec.activation_checkpointing import check_recompute_mode
+from stagewright.spec.activation_checkpointing import OFFLOADS, check_recompute_mode
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import (
@@ -89,6 +89,7 @@ _PLAN: dict[str, Reader] = {
     "placement": choice("auto", *PLACEMENTS),
     "stages": integer,
     "recompute": either(_recompute_mode, list_of(either(text, flag))),
+    "offload": either(choice(*OFFLOADS), list_of(text)),
     "shard": flag,
     "fsdp_shards": integer,
     "fsdp_gather": choice(*FSDP_GATHERS),

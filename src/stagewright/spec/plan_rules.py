@@ -17,7 +17,7 @@ from stagewright.codecs.registry import check_codec_name
 from stagewright.errors import UnknownName, UsageError
 from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
-from stagewright.spec.activation_checkpointing import check_recompute, check_recompute_mode
+from stagewright.spec.activation_checkpointing import check_offload, check_recompute, check_recompute_mode
 from stagewright.spec.cuda_graphs import check_cuda_graphs
 from stagewright.spec.optimizer_in_backward import check_optimizer_in_backward
 from stagewright.spec.optimizers import OPTIMIZERS
@@ -204,6 +204,7 @@ def _check_stages(plan: Plan) -> None:
             f"or pipeline = {num_stages}"
         )
     check_recompute(plan)
+    check_offload(plan)
 
 
 def _check_schedule(plan: Plan) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.planner.conftest import MadeSource, cluster_of, plan_of
 
 from made_profiles import unit
+from stagewright.cluster.cluster import Link
 from stagewright.errors import UsageError
 from stagewright.planner.search.by_unit import recompute_units
 from stagewright.planner.search.candidates import CandidateBuilder
@@ -76,6 +77,24 @@ def test_no_more_than_memory_requires() -> None:
     assert found is not None
     assert len(found.plan.recomputed_units) == 1, "the last unit is kept, so its memory is free in the others' backward"
     assert recompute_units(builder(plan), replace(plan, memory_bytes=500)) is None
+
+
+def test_offload_where_the_rate_to_the_host_is_known() -> None:
+    """Forward hides the copies of two units, so these are offloaded instead of recomputed."""
+    plan = plan_of(batch=8, mesh=Mesh(), microbatches=4)
+    limit = peak(plan) - 2500
+    without = recompute_units(builder(plan), replace(plan, memory_bytes=limit))
+    cluster = cluster_of(1)
+    cluster = replace(cluster, links=replace(cluster.links, host=Link(bandwidth_bytes_per_s=300, latency_s=0)))
+    with_host = CandidateBuilder(SOURCE, cluster, EngineOverheads(), "pipeline", 1.0)
+    found = recompute_units(with_host, replace(plan, memory_bytes=limit))
+    assert found is not None
+    assert without is not None
+    assert found.plan.offload != "none"
+    assert found.forecast.fits
+    assert found.forecast.step_s < without.forecast.step_s
+    with pytest.raises(UsageError, match=r"\[links.host\]"):
+        SOURCE.prepared(found.plan, cluster_of(1)).forecast()
 
 
 def test_a_search_proposes_it() -> None:

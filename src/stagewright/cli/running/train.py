@@ -53,6 +53,7 @@ class PlanOptions:
     vocab_parallel: Annotated[bool, opt.run_option("--vocab-parallel", hidden=True)] = False
     sequence_parallel: Annotated[bool, opt.run_option("--sequence-parallel", hidden=True)] = False
     optimizer_in_backward: Annotated[bool, opt.run_option("--optimizer-in-backward", hidden=True)] = False
+    offload: Annotated[str | None, opt.offload_option(hidden=True)] = None
     speeds: Annotated[str | None, opt.run_option("--speeds", hidden=True)] = None
     precision: opt.Precision = None
     compile: opt.Compile = None
@@ -108,6 +109,7 @@ class PlanOptions:
             "optimizer_in_backward": self.optimizer_in_backward or None,
             "speeds": opt.parse_speeds(self.speeds) or None,
             "recompute": None if self.recompute is None else opt.parse_recompute(self.recompute),
+            "offload": None if self.offload is None else opt.parse_recompute(self.offload),
         }
 
 

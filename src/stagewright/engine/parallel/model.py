@@ -57,7 +57,8 @@ def cut_indices(graph: UnitGraph, names: Sequence[str]) -> list[int]:
 def check_recomputation(plan: Plan, graph: UnitGraph) -> None:
     """Raise UsageError unless the model has the units, or the attention, that the plan recomputes."""
     check_recomputed_units(plan, (call.name for call in graph.calls))
-    if plan.recompute == "attention" and not any(find_attentions(graph.module(call)) for call in graph.calls):
+    calls = [call for call in graph.calls if plan.recompute == "attention" or call.name in plan.attention_units]
+    if calls and not any(find_attentions(graph.module(call)) for call in calls):
         raise no_attention(plan.model.name)
 
 

@@ -33,6 +33,7 @@ from stagewright.engine.parallel.model_part import ModelPart
 from stagewright.engine.parallel.optimizer import OptimizerInBackward
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
+from stagewright.engine.pipeline.activation_offload import ActivationOffload, offload_units
 from stagewright.engine.pipeline.attention_checkpointing import checkpoint_attentions
 from stagewright.engine.pipeline.config import PipelineConfig, PipelineHooks, PipelineResult, StageForward
 from stagewright.engine.pipeline.cuda_graphs import GradientSums, GraphedForward
@@ -45,7 +46,7 @@ from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.schedules.action_order import Action, Kind
-from stagewright.spec.activation_checkpointing import recomputes_stages
+from stagewright.spec.activation_checkpointing import offloaded_units, recomputes_stages
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
@@ -250,9 +251,12 @@ class TrainingHooks(ActivityHooks):
         self.forwards: dict[int, StageForward] = {}
         # Recomputed units that communicate must end alike on all workers, and as forecasts count them.
         is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
-        if runner.plan.recompute == "attention":
-            checkpoint_attentions(runner.part.stages.values(), runner.memory.forward)
+        if runner.plan.recompute == "attention" or runner.plan.attention_units:
+            names = None if runner.plan.recompute == "attention" else runner.plan.attention_units
+            checkpoint_attentions(runner.part.stages.values(), runner.memory.forward, names)
+        offload = ActivationOffload(runner.context.torch_device, runner.memory.hold)
         for index, stage in runner.part.stages.items():
+            offload_units(stage, offloaded_units(runner.plan, stage.calls), offload)
             checkpoint_units(
                 stage, runner.plan.recomputed_units, recompute_context=runner.memory.forward, early_stop=is_alone
             )

@@ -7,7 +7,7 @@ the beginning of the attention, because a unit may draw others before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -23,13 +23,15 @@ from stagewright.graph.stage import Stage
 
 
 def checkpoint_attentions(
-    stages: Iterable[Stage], recompute_context: Callable[[], AbstractContextManager[Any]]
+    stages: Iterable[Stage],
+    recompute_context: Callable[[], AbstractContextManager[Any]],
+    names: Collection[str] | None = None,
 ) -> None:
     """Recompute the attentions inside the units of a worker's stages, for as long as the stages exist.
 
-    ``recompute_context()`` is entered around every recomputed forward.
+    ``recompute_context()`` is entered around every recomputed forward. ``names``: only in these units.
     """
-    attentions = {stage: find_attentions(stage) for stage in stages}
+    attentions = {stage: _attentions_of(stage, names) for stage in stages}
     buffers = {attention: ChangingBuffers(attention) for found in attentions.values() for attention in found}
 
     def contexts(
@@ -41,10 +43,21 @@ def checkpoint_attentions(
         return _learn(buffers[attention], copies), recomputation
 
     replaced = ExitStack()
-    replaced.enter_context(checkpointed_attentions(attentions, contexts=contexts, on_reuse=_reopen))
+    modules = [attention for found in attentions.values() for attention in found]
+    replaced.enter_context(checkpointed_attentions(modules, contexts=contexts, on_reuse=_reopen))
     for stage, found in attentions.items():
         if found:
             stage.__dict__[ATTENTION_MARK] = replaced
+
+
+def _attentions_of(stage: Stage, names: Collection[str] | None) -> list[nn.Module]:
+    """Return the attentions of a stage, or of its units with these names."""
+    if names is None:
+        return list(find_attentions(stage))
+    nodes = [node for node in stage.graph.nodes if node.op == "call_module"]
+    units = [node.target for node, call in zip(nodes, stage.calls, strict=True) if call.name in names]
+    found = [attention for unit in units for attention in find_attentions(stage.get_submodule(str(unit)))]
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

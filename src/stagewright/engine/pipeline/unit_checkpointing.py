@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ from stagewright.graph.stage import Stage
 _MARK = "stagewright_checkpointed_units"
 ATTENTION_MARK = "stagewright_checkpointed_attentions"
 """Attribute of a stage whose attentions are recomputed (``attention_checkpointing``)."""
+OFFLOAD_MARK = "stagewright_offloaded_units"
+"""Attribute of a stage with offloaded units (``activation_offload``)."""
 
 
 def checkpoint_units(
@@ -56,14 +58,24 @@ def checkpoint_units(
 
 
 def checkpoint_variant(stage: Stage, variant: Stage) -> None:
-    """Recompute in a variant of a stage what the stage recomputes."""
-    if _MARK in stage.__dict__:
-        stage.__dict__[_MARK].apply(variant)
+    """Recompute and offload in a variant of a stage what the stage does."""
+    for mark in (OFFLOAD_MARK, _MARK):
+        if mark in stage.__dict__:
+            stage.__dict__[mark].apply(variant)
 
 
 def has_checkpointed_units(stage: Stage) -> bool:
-    """Return whether backward recomputes units of a stage, or parts of them."""
-    return _MARK in stage.__dict__ or ATTENTION_MARK in stage.__dict__
+    """Return whether backward recomputes or fetches activations of units of a stage, or of parts of them."""
+    return any(mark in stage.__dict__ for mark in (_MARK, ATTENTION_MARK, OFFLOAD_MARK))
+
+
+def replace_call(
+    owner: Stage, stage: Stage, node: fx.Node, name: str, wrap: Callable[[Callable[[], nn.Module]], Any]
+) -> None:
+    """Let a node of the stage call ``wrap(module)`` instead of its unit; ``module()`` returns the unit of ``owner``."""
+    target = str(node.target)
+    node.target = name
+    object.__setattr__(stage, name, wrap(lambda: reduce(getattr, target.split("."), owner)))
 
 
 class CheckpointedUnits:
@@ -90,16 +102,8 @@ class CheckpointedUnits:
             if call.name in self.names:
                 roots = {writes.storage[source.name] for source in node.all_input_nodes}
                 is_copied = any(writes.last.get(root, -1) >= position[node] for root in roots)
-                self._replace(stage, node, call, is_copied)
-
-    def _replace(self, stage: Stage, node: fx.Node, call: UnitCall, is_copied: bool) -> None:
-        target, name = str(node.target), f"stagewright_recomputed_{call.index}"
-
-        def module() -> nn.Module:
-            return reduce(getattr, target.split("."), self.stage)
-
-        node.target = name
-        object.__setattr__(stage, name, _CheckpointedCall(self, call, module, is_copied))
+                wrap = partial(_CheckpointedCall, self, call, is_copied)
+                replace_call(self.stage, stage, node, f"stagewright_recomputed_{call.index}", wrap)
 
     def buffers_of(self, module: nn.Module) -> ChangingBuffers:
         """Return the changing buffers of a unit, which all its calls share."""
@@ -112,7 +116,7 @@ class _CheckpointedCall:
     """A unit call that backward recomputes."""
 
     def __init__(
-        self, owner: CheckpointedUnits, call: UnitCall, module: Callable[[], nn.Module], is_copied: bool
+        self, owner: CheckpointedUnits, call: UnitCall, is_copied: bool, module: Callable[[], nn.Module]
     ) -> None:
         self._owner, self._call, self._module, self._is_copied = owner, call, module, is_copied
 

@@ -52,7 +52,7 @@ class MemoryReport:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Peak to compare with a device's memory: the allocator's on CUDA, the tensors' on a CPU."""
+        """The allocator's peak on CUDA, the tensors' on a CPU."""
         return self.peak.total_bytes if self.allocator_peak_bytes is None else self.allocator_peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,8 +140,7 @@ class MemoryTracker:
         outer = innermost_hooks()
         if outer is None:
             return _SavedTensorHooks(self, self._pack, _unpack)
-        # Another hook packs, as checkpointing does during recomputation: count until the tensor is freed.
-        pack, unpack = outer
+        pack, unpack = outer  # as checkpointing does during recomputation: count until the tensor is freed
         return _SavedTensorHooks(self, lambda tensor: pack(self._marked(tensor)), unpack)
 
     @contextmanager
@@ -170,6 +169,10 @@ class MemoryTracker:
         self._check_peak()
         yield
         self._new_gradients -= num_bytes
+
+    def hold(self, tensor: torch.Tensor) -> object:
+        """Return an object that counts a tensor as an activation while it lives; None in steps that are not tracked."""
+        return _SavedTensor(self, tensor, None) if self.active else None
 
     def update(self) -> None:
         """Count everything but activations again; call it when gradients or states were created or freed."""
@@ -253,7 +256,7 @@ class MemoryTracker:
 
     def _marked(self, tensor: torch.Tensor) -> torch.Tensor:
         alias = tensor.detach()
-        alias.__dict__["stagewright_saved"] = _SavedTensor(self, tensor, None)
+        alias.__dict__["stagewright_saved"] = self.hold(tensor)
         return alias
 
     def _gradient_made(self, parameter: torch.Tensor) -> None:
@@ -284,20 +287,18 @@ class MemoryTracker:
     def _check(self, needed_bytes: int) -> None:
         if self.limit_bytes is not None and needed_bytes > self.limit_bytes:
             needed, allowed = format_bytes(needed_bytes), format_bytes(self.limit_bytes)
-            if needed == allowed:  # equal when rounded: show bytes
+            if needed == allowed:  # when rounded
                 needed, allowed = f"{needed_bytes:,} bytes", f"{self.limit_bytes:,}"
             raise self._out_of_memory(f"{needed} needed, {allowed} allowed")
 
 
+@dataclass(slots=True, eq=False)
 class _Storage:
     """A storage that autograd holds."""
 
-    __slots__ = ("holders", "num_bytes", "storage")
-
-    def __init__(self, num_bytes: int, storage: object) -> None:
-        self.holders = 0
-        self.num_bytes = num_bytes
-        self.storage = storage  # referenced, so that its address is not reused
+    num_bytes: int
+    storage: object  # referenced, so that its address is not reused
+    holders: int = 0
 
 
 class _SavedTensor:
@@ -395,6 +396,6 @@ def reset_process_peak() -> bool:
     """Reset the process's peak; False where the system can't."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
+        return True
     except OSError:
         return False
-    return True

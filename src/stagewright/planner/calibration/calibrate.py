@@ -26,6 +26,7 @@ from stagewright.engine.launch.launcher import launch
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
 from stagewright.files.keyed_cache import default_cache_folder
+from stagewright.machine.host_link import measure_host_link
 from stagewright.machine.link_fit import LinkPoint, fit_link
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration.pace import age_text, has_changed, probe_pace
@@ -64,6 +65,8 @@ class Calibration:
     """When it was measured, in ISO 8601."""
     pace_s: float = 0.0
     """The machine's pace meanwhile: see `pace.probe_pace`."""
+    host: Link | None = None
+    """Between a GPU and its host's memory; None on a CPU."""
     noise: float = 0.0
     """Variation between its rounds: interquartile range of the same computation, relative to the median."""
 
@@ -80,7 +83,7 @@ class Calibration:
             )
             for speed, group in itertools.groupby(speeds)
         )
-        links = Links(intra_host=self.link, collective=self.collective, sums=self.allreduce_points)
+        links = Links(intra_host=self.link, collective=self.collective, host=self.host, sums=self.allreduce_points)
         return Cluster(devices=groups, links=links)
 
     def overheads_on(self, cluster: Cluster) -> EngineOverheads:
@@ -107,6 +110,7 @@ class Calibration:
             measured_at=str(data.get("measured_at", "")),
             pace_s=float(data.get("pace_s", 0.0)),
             noise=float(data.get("noise", 0.0)),
+            host=None if data.get("host") is None else Link(**data["host"]),
         )
 
 
@@ -167,7 +171,8 @@ def calibrate(devices: Sequence[str]) -> Calibration:
     before_s = probe_pace(devices[0])
     measured = _calibrate(devices)
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return replace(measured, measured_at=now, pace_s=(before_s + probe_pace(devices[0])) / 2)
+    host = measure_host_link(Device.parse(devices[0]).torch_device())
+    return replace(measured, host=host, measured_at=now, pace_s=(before_s + probe_pace(devices[0])) / 2)
 
 
 def _calibrate(devices: Sequence[str]) -> Calibration:

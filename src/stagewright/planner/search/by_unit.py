@@ -1,6 +1,6 @@
-"""Plans that recompute units by name: the cut and the units solved together under the memory limit.
+"""Plans that recompute or offload units by name: the cut and the units solved together under the memory limit.
 
-    plan without recomputation ─► does not fit ─► `partition.unit_memory` ─► forecast ─► fits, or solve again
+    plan that keeps everything ─► does not fit ─► `partition.unit_memory` ─► forecast ─► fits, or solve again
                                                                              with what the forecast needs more or less
 
 The solver's memory is simpler than that of a forecast, which counts what gradients and activations share over time. Its
@@ -15,17 +15,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.cluster.cluster import Cluster, DeviceGroup
-from stagewright.partition.unit_memory import MemoryPlan, StageLimit, UnitCosts, solve
+from stagewright.partition.unit_memory import MemoryPlan, StageLimit, TreatmentCosts, UnitCosts, solve
 from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
 from stagewright.planner.fit import SizedMemory, SizedModel, by_unit_limit, peak_bytes
 from stagewright.planner.search.bounds import held_per_parameter, unsharded_gradients
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.result import Candidate, RankedPlan
+from stagewright.profiler.profile import UnitProfile
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.simulator.costs.stage_costs import time_scales
 from stagewright.simulator.forecast import Forecast
-from stagewright.spec.plan import Plan
+from stagewright.spec.activation_checkpointing import can_offload, can_recompute_attention
+from stagewright.spec.plan import OF_ATTENTION, Plan
 from stagewright.spec.plan_rules import check_plan
 
 _MAX_ROUNDS = 6
@@ -39,7 +41,10 @@ _MAX_UNITS = 64
 def recompute_units(
     builder: CandidateBuilder, plan: Plan, codec: str = "none", link_codec: LinkCodec = NO_CODEC
 ) -> RankedPlan | None:
-    """Return the fastest plan found with cuts and recomputed units that fit; None if there is none."""
+    """Return the fastest plan found with cuts and recomputed or offloaded units that fit; None if there is none.
+
+    Units are offloaded where the cluster states the rate between devices and their hosts.
+    """
     topology, sizes = builder.topology(plan), plan_microbatch_sizes(plan)
     limits = [
         min((size for size in (device, plan.memory_bytes) if size is not None), default=_UNLIMITED)
@@ -47,10 +52,11 @@ def recompute_units(
     ]
     model = builder.source.model(max(sizes), plan.mesh.tensor)
     names = [unit.name for unit in model.profile.units]
-    units, speeds = solver_units(plan, model), topology.speeds()
+    host = builder.cluster.links.host if can_offload(plan) else None
+    units, speeds = solver_units(plan, model, can_offload=host is not None), topology.speeds()
 
-    def rank(cuts: tuple[str, ...], recomputed: Sequence[str]) -> RankedPlan:
-        solved = replace(plan, cuts=cuts, recompute=tuple(recomputed) or "none")
+    def rank(cuts: tuple[str, ...], recomputed: Sequence[str], offloaded: Sequence[str]) -> RankedPlan:
+        solved = replace(plan, cuts=cuts, recompute=tuple(recomputed) or "none", offload=tuple(offloaded) or "none")
         costs = builder.costs(solved, topology, sizes, link_codec)
         return builder.rank(Candidate(plan=solved, costs=costs, bound_s=0.0, codec=codec))
 
@@ -58,14 +64,26 @@ def recompute_units(
     best: RankedPlan | None = None
     for _ in range(_MAX_ROUNDS):
         stages = [
-            StageLimit(memory_bytes=max(1, size), in_flight=in_flight(plan, worker), speed=speeds[worker])
+            StageLimit(
+                memory_bytes=max(1, size),
+                in_flight=in_flight(plan, worker),
+                speed=speeds[worker],
+                host_bytes_per_s=math.inf if host is None else host.bandwidth_bytes_per_s,
+            )
             for worker, size in enumerate(corrected)
         ]
         found = solve(units, stages)
         if found is None or found in seen:
             break
         seen.add(found)
-        ranked = rank(tuple(names[end] for end in found.ends[:-1]), [names[index] for index in found.recomputed])
+        ranked = rank(
+            tuple(names[end] for end in found.ends[:-1]),
+            [
+                *(names[index] for index in found.recomputed),
+                *(names[index] + OF_ATTENTION for index in found.units("attention")),
+            ],
+            [names[index] for index in found.units("offload")],
+        )
         corrected = _correct(limits, found, ranked)
         if ranked.forecast.fits and (best is None or ranked.forecast.step_s < best.forecast.step_s):
             best = ranked
@@ -73,21 +91,34 @@ def recompute_units(
 
 
 def _keep_more(
-    best: RankedPlan, model: ModelCosts, rank: Callable[[tuple[str, ...], Sequence[str]], RankedPlan]
+    best: RankedPlan, model: ModelCosts, rank: Callable[[tuple[str, ...], Sequence[str], Sequence[str]], RankedPlan]
 ) -> RankedPlan:
-    """Keep the activations of units that need no recomputation by the forecast, the most expensive first."""
-    forward_s = {unit.name: unit.forward.median_s for unit in model.profile.units}
+    """Keep the activations of units that need no recomputation or offload by the forecast, the most expensive first."""
+    cost_s = {unit.name: unit.forward.median_s for unit in model.profile.units}
+    for unit in model.profile.units:
+        if unit.attention is not None:
+            cost_s[unit.name + OF_ATTENTION] = unit.attention.recompute.median_s
     # Of equal units the last: when the first is recomputed, the activations of all others are freed.
-    names = best.plan.recomputed_units
-    for name in sorted(names, key=lambda name: (-forward_s[name], -names.index(name))):
-        fewer = rank(best.plan.cuts, [other for other in best.plan.recomputed_units if other != name])
+    recomputed = _entries(best.plan.recompute)
+    by_cost = sorted(recomputed, key=lambda name: (-cost_s[name], -recomputed.index(name)))
+    for name in (*by_cost, *reversed(_entries(best.plan.offload))):
+        others = [
+            [other for other in _entries(key) if other != name] for key in (best.plan.recompute, best.plan.offload)
+        ]
+        fewer = rank(best.plan.cuts, *others)
         if fewer.forecast.fits and fewer.forecast.step_s <= best.forecast.step_s:
             best = fewer
     return best
 
 
-def solver_units(plan: Plan, model: ModelCosts) -> list[UnitCosts]:
+def _entries(value: object) -> tuple[str, ...]:
+    """Return the units that a key of a plan names."""
+    return tuple(map(str, value)) if isinstance(value, tuple) else ()
+
+
+def solver_units(plan: Plan, model: ModelCosts, *, can_offload: bool = False) -> list[UnitCosts]:
     """Return the units of a profile as the solver sees them."""
+    has_attention = can_recompute_attention(plan)
     forward_scale, backward_scale = time_scales(model.profile)
     copies = held_per_parameter(plan)
     if plan.microbatches > 1:  # else gradients take the place of activations
@@ -103,9 +134,23 @@ def solver_units(plan: Plan, model: ModelCosts) -> list[UnitCosts]:
                 saved_bytes=unit.saved_bytes.added(0) + loss_bytes,
                 input_bytes=unit.recompute_saved_bytes + loss_bytes,
                 fixed_bytes=int(unit.parameter_bytes.added(0) * copies) + unit.buffer_bytes,
+                attention=_attention_costs(unit, forward_scale) if has_attention else None,
+                can_offload=can_offload,
             )
         )
     return units
+
+
+def _attention_costs(unit: UnitProfile, scale: float) -> TreatmentCosts | None:
+    """Return what recomputation of a unit's attention alone saves and costs."""
+    attention = unit.attention
+    if attention is None:
+        return None
+    return TreatmentCosts(
+        gain_bytes=unit.saved_bytes.added(0) - attention.saved_bytes.added(0),
+        peak_bytes=max(0, attention.recomputed_bytes - attention.later_bytes),
+        recompute_s=attention.recompute.median_s * scale,
+    )
 
 
 def in_flight(plan: Plan, worker: int) -> int:

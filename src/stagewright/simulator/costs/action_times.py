@@ -2,6 +2,7 @@
 
 forward    units + tensor all-reduces (+ loss on the last stage)           + executor overhead, encoding and
 backward   units + tensor all-reduces (+ recomputation) (+ accumulation)     decoding, device time of P2P
+both       at least as long as the copies of offloaded activations
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _STAGE_TIMES = (
     "scatter_s",
     "accumulate_s",
     "expert_s",
+    "offload_s",
 )
 
 
@@ -54,7 +56,7 @@ def action_times(
     contention: float,
 ) -> ActionTimes:
     """Compute the times of every stage's actions; ``recomputed``: the stages with activation checkpointing."""
-    forward, inputs, weights, tensor_forward, tensor_backward, gather, scatter, accumulate, experts = np.array(
+    forward, inputs, weights, tensor_forward, tensor_backward, gather, scatter, accumulate, experts, offload = np.array(
         [[getattr(stage, name) for stage in stages] for name in _STAGE_TIMES]
     )
     forward_again, tensor_again, expert_again = np.array(
@@ -89,6 +91,10 @@ def action_times(
     compute[1, 1:, BACKWARD_INPUT] += weights[1:]
     accumulation[1, 1:, BACKWARD_INPUT] = accumulate[1:]
     compute[1, 1:, BACKWARD_WEIGHT] = accumulation[1, 1:, BACKWARD_WEIGHT] = 0.0
+    # Copies of offloaded activations overlap with compute: what is longer counts. A stage has all of a split backward
+    # in one half.
+    is_working = compute + tensor > 0
+    compute += np.where(is_working, np.maximum(0.0, offload[:, None] - compute - tensor), 0.0)
     return ActionTimes(compute_s=compute, tensor_s=tensor, fixed_s=fixed, accumulate_s=accumulation)
 
 

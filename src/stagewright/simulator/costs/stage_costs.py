@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stagewright.cluster.cluster import FREE
 from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
 from stagewright.simulator.collective import all_gather_s, all_reduce_s, all_to_all_s
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
@@ -27,8 +28,8 @@ from stagewright.simulator.costs.recomputation import (
     recompute_attention,
     recompute_units,
     recompute_whole,
-    recomputed_indices,
     saves_inputs,
+    treatments_of,
     unit_memory,
 )
 from stagewright.simulator.costs.tensor_traffic import StageSequenceTraffic, TensorTraffic, stage_sequence_traffic
@@ -86,7 +87,9 @@ class StageCosts:
     recompute_bytes: int
     """Activations that recomputation of the whole stage adds to the inputs."""
     recomputation: StageRecomputation
-    """What recomputation repeats and holds, if the plan has any."""
+    """What recomputation and offload repeat and hold, if the plan has any."""
+    offload_s: float
+    """Copies of offloaded activations to the host in forward; as long for those back in backward."""
     gradient_rise_bytes: int
     """Peak of the first backward above its start, as gradients appear and activations are freed; 0 where recomputed
     units have it in `recomputation`."""
@@ -173,7 +176,8 @@ class StageCostBuilder:
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self._tensor_group, self._num_microbatches = tensor_group, num_microbatches
         self.experts = experts
-        self._chosen = recomputed_indices(plan, self.units)
+        self._treatments = treatments_of(plan, self.units)
+        self._host_link = topology.host_link() if self._treatments.offloaded else FREE
         self._expert_group = topology.expert_group()
         # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last one; so does FSDP that
         # gathers once per step.
@@ -240,6 +244,7 @@ class StageCostBuilder:
             recompute_bytes=saved_bytes
             - (input_bytes if saves_inputs(units[0], input_bytes) and not traffic[0].sequence.divided_bytes else 0),
             recomputation=recomputation,
+            offload_s=recomputation.offload_bytes / self._host_link.bandwidth_bytes_per_s,
             gradient_rise_bytes=(
                 0 if recomputation.units else self._gradient_rise(first, last, existing_gradients, loss_bytes)
             ),
@@ -263,20 +268,21 @@ class StageCostBuilder:
 
     def _recomputation(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> StageRecomputation:
         """Return the recomputation of the stage's chosen units; without units if there are none."""
-        if not any(first <= index <= last for index in self._chosen):
+        inside = self._treatments.within(first, last)
+        if not inside.units:
             return StageRecomputation(held_bytes=0)
         gradients = [
             int((self.units[index].parameter_bytes.added(first) - existing.get(index, 0)) * self._gradient_share)
             for index in range(first, last + 1)
         ]
-        if self.plan.recompute == "attention":
-            found = recompute_attention(self.units, first, last, gradients, loss_bytes)
+        if inside.units == inside.attention:
+            found = recompute_attention(self.units, first, last, gradients, loss_bytes, inside.attention)
         else:
             found = recompute_units(
                 self.units,
                 first,
                 last,
-                self._chosen,
+                inside,
                 self.traffic,
                 self.experts,
                 self._tensor_forward_s,
@@ -346,7 +352,8 @@ class StageCostBuilder:
             last,
             self.model_overheads,
             recomputed=self.plan.recomputes(index),
-            by_unit=self._unit_memory(first, last) if self._chosen else None,
+            by_unit=self._unit_memory(first, last) if self._treatments.units else None,
+            offloaded=self._treatments.offloaded,
             training=self.plan.training,
             whole_bytes=whole_bytes,
             held_share=self._gradient_share,
@@ -355,9 +362,10 @@ class StageCostBuilder:
 
     def _unit_memory(self, first: int, last: int) -> list[UnitMemory]:
         """Return the activations of each unit of the stage."""
-        if self._chosen and self.plan.recompute == "attention":
-            return attention_memory(self.units, first, last)
-        return unit_memory(self.units, first, last, self._chosen)
+        treatments = self._treatments
+        if treatments.units and treatments.units == treatments.attention:
+            return attention_memory(self.units, first, last, treatments.attention)
+        return unit_memory(self.units, first, last, treatments)
 
     def _gradient_rise(self, first: int, last: int, existing: Mapping[int, int], loss_bytes: int) -> int:
         """Return the largest excess of allocated gradients over freed activations during backward.

@@ -14,12 +14,12 @@ elsewhere, so that all values here are 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stagewright.profiler.profile import UnitProfile
 from stagewright.simulator.costs.overheads import ModelOverheads
-from stagewright.simulator.costs.recomputation import UnitMemory
+from stagewright.simulator.costs.recomputation import UnitMemory, resident_offload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ def stage_working_memory(
     held_share: float = 1.0,
     gathered: Sequence[int] = (),
     by_unit: Sequence[UnitMemory] | None = None,
+    offloaded: Collection[int] = (),
 ) -> StageWorkingMemory:
     """Compute the working memory of the stage of units first … last.
 
@@ -61,7 +62,7 @@ def stage_working_memory(
     backward steps their parameters.
     ``gathered``: bytes of each unit that FSDP gathers separately, 0 for the others. ``whole_bytes``: logits of a
     divided vocabulary that are gathered after the last unit. ``by_unit``: activations of each unit of the stage, if
-    some are recomputed one by one.
+    some are recomputed one by one or offloaded; ``offloaded``: the latter.
     """
     stage_units = units[first : last + 1]
     if not any(unit.forward_working_bytes for unit in stage_units):
@@ -73,13 +74,15 @@ def stage_working_memory(
     for index, (unit, own) in enumerate(zip(stage_units, activations, strict=True), first):
         # What attention computes between its linear layers is freed before later layers save something.
         dropped = min(own.recomputed_bytes, own.later_bytes)
-        forward = max(forward, saved + unit.forward_working_bytes - dropped + 2 * gathered_bytes[index])
+        working = unit.forward_working_bytes - dropped + 2 * gathered_bytes[index]
+        forward = max(forward, saved + own.in_flight_bytes + working)
         saved = unit.output_bytes if recomputed or not training else saved + own.held_bytes
     if not training:
         # The parts that an all-gather receives, and the whole that is made of them.
         return StageWorkingMemory(forward_bytes=max(forward, saved + 2 * whole_bytes if whole_bytes else 0))
     if is_last:
-        forward = max(forward, saved + overheads.loss_forward_working_bytes)
+        resident = resident_offload_bytes(units, first, last, offloaded)
+        forward = max(forward, saved + resident + overheads.loss_forward_working_bytes)
     loss_saved, loss_rise = (overheads.loss_kept_bytes, overheads.loss_backward_working_bytes) if is_last else (0, 0)
     recomputed_bytes = sum(unit.saved_bytes.added(first) for unit in stage_units) if recomputed else 0
     start = (0, max(0, loss_rise + loss_saved - recomputed_bytes)) if recomputed else (-loss_saved, loss_rise)

@@ -13,7 +13,7 @@ from stagewright.files.json_values import read_object_or_empty
 from stagewright.quantity import format_bytes, parse_bytes
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
-from stagewright.spec.plan import OptimizerSpec, Plan
+from stagewright.spec.plan import Offload, OptimizerSpec, Plan, Recompute
 from stagewright.spec.unequal_devices import given_speeds
 from stagewright.trace.attached import is_attached, read_marker
 
@@ -47,7 +47,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
         and plan.clip is None
         and plan.model.padded is None
         and not plan.has_codecs
-        and (isinstance(plan.recompute, str) or bool(plan.recomputed_units))
+        and (isinstance(plan.recompute, str) or any(isinstance(entry, str) for entry in plan.recompute))
         and plan.resolved_placement == default.resolved_placement
         and plan.num_stages == default.num_stages
         and plan.model.seed == plan.seed
@@ -66,7 +66,8 @@ def _compare_words(plan: Plan) -> list[object] | None:
     given: dict[str, tuple[object, object]] = {
         "--policy": (plan.split, "optimal"),
         "--optimizer": (plan.optimizer.name, DEFAULT_OPTIMIZER),
-        "--recompute": (",".join((*plan.recomputed_units, "")) or plan.recompute, "none"),
+        "--recompute": (_names(plan.recompute), "none"),
+        "--offload": (_names(plan.offload), "none"),
         "--fsdp-shards": (plan.fsdp_shards, None),
         "--fsdp-gather": (plan.fsdp_gather, "auto"),
         "--context-attention": (plan.context_attention, "ring"),
@@ -93,6 +94,11 @@ def _compare_words(plan: Plan) -> list[object] | None:
     words += ["--speeds", ",".join(f"{speed:g}" for speed in given_speeds(plan))] if given_speeds(plan) else []
     words += [] if plan.training else ["--inference"]
     return words
+
+
+def _names(value: Recompute | Offload) -> str:
+    """Format a mode, or names of units; a comma at the end tells a single name from a mode."""
+    return value if isinstance(value, str) else ",".join((*map(str, value), ""))
 
 
 def _format_size(count: int) -> str:

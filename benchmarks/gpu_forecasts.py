@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,17 +180,20 @@ def parts(costs: Any) -> dict[str, float]:
     }
 
 
-def check_alone(about: dict[str, Any], cache: str) -> dict[str, Any]:
-    """Check one plan in a process of its own, which has imported the libraries already."""
+def start_check(about: dict[str, Any], cache: str) -> Any:
+    """Check one plan in a process of its own, which has imported the libraries already; return where its row comes."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_send_row, args=(theirs, about, cache))
-    process.start()
+    multiprocessing.get_context("fork").Process(target=_send_row, args=(theirs, about, cache)).start()
     theirs.close()
+    return ours
+
+
+def receive_row(connection: Any) -> dict[str, Any]:
+    """Wait for the row of a check."""
     try:
-        row: dict[str, Any] = ours.recv()
+        row: dict[str, Any] = connection.recv()
     except EOFError:
         row = {"error": "the process died"}
-    process.join()
     return row
 
 
@@ -259,17 +261,21 @@ def main() -> None:
     numbers = chosen(options.only)
     with tempfile.TemporaryDirectory() as cache:
         compiled = [PLANS[number] for number in numbers if PLANS[number].get("compile", "none") != "none"]
-        with ThreadPoolExecutor(options.at_once) as pool:
-            list(pool.map(lambda item: check_alone(item[1], f"{cache}/{item[0]}"), enumerate(compiled)))
+        for first in range(0, len(compiled), options.at_once):
+            group = enumerate(compiled[first : first + options.at_once], first)
+            for connection in [start_check(plan, f"{cache}/{number}") for number, plan in group]:
+                receive_row(connection)
         print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
         for number in numbers:
             if time.perf_counter() - begun > options.limit_s:
                 break
-            row = {"plan": PLANS[number], **check_alone(PLANS[number], cache)}
+            row = {"plan": PLANS[number], **receive_row(start_check(PLANS[number], cache))}
             rows.append(row)
             print(line(number, row), flush=True)
             # In a process of its own: it asks for the GPU's name, after which no plan could be forked.
-            multiprocessing.get_context("fork").Process(target=write_record, args=(options.output, {"rows": rows})).start()
+            multiprocessing.get_context("fork").Process(
+                target=write_record, args=(options.output, {"rows": rows})
+            ).start()
     for key in ("time_error", "memory_error"):
         errors = [abs(row[key]) for row in rows if key in row]
         if errors:

@@ -60,6 +60,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         forecast.forecast_speed,
         gpu.gpu_table,
         gpu.gpu_forecasts,
+        gpu.gpu_model_forecasts,
         gpu.gpu_shares,
         overhead.trace_overhead,
         overhead.attach_overhead,

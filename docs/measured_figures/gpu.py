@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from measured_figures.markdown import load_record, paragraph, percent, signed, source, table
@@ -42,20 +43,33 @@ def gpu_table() -> str:
     return source("gpu_table_h200") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
 
 
-def gpu_forecasts() -> str:
-    records = ("gpu_forecasts_h200", "gpu_forecasts_stages_h200")
-    rows = [row for name in records for row in load_record(name)["rows"] if row["plan"]["model"].endswith("llama_317m")]
-    rows.sort(key=lambda row: -row["measured"]["step_s"])
+_NAMES = {"gpu_forecasts:llama_317m": "Llama 317 M", "gpu_forecasts:llama_1b": "Llama 1.1 B"}
+
+
+def gpu_model_forecasts() -> str:
+    name = "gpu_forecasts_models_h200"
+    rows = load_record(name)["rows"]
     lines = [
-        (
-            _describe(row["plan"]),
-            f"{1e3 * row['measured']['step_s']:.1f} ms",
-            signed(row["time_error"]),
-            f"{row['measured']['peak_memory_bytes'] / 2**30:.2f} GiB",
-            signed(row["memory_error"]),
-        )
+        (_NAMES.get(row["plan"]["model"], row["plan"]["model"]), _describe(row["plan"]), *_forecast_cells(row))
         for row in rows
     ]
+    head = ("model", "plan", "step", "forecast", "peak memory", "forecast")
+    errors = [[abs(row[key]) for row in rows] for key in ("time_error", "memory_error")]
+    time, memory = (
+        f"{100 * statistics.mean(part):.1f} % on average, {100 * max(part):.1f} % at worst" for part in errors
+    )
+    text = f"Steps are off by {time}; peak memory by {memory}."
+    return source(name) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
+
+
+def gpu_forecasts() -> str:
+    records = ("gpu_forecasts_h200", "gpu_forecasts_stages_h200", "gpu_forecasts_passes_h200")
+    found = [row for name in records for row in load_record(name)["rows"] if row["plan"]["model"] in _NAMES]
+    # The last record has a plan's newest row; the others' precision and recomputation are in the table of models.
+    newest = {_describe(row["plan"]): row for row in found if "microbatches" in row["plan"]}
+    newest["batch 16"] = next(row for row in found if _describe(row["plan"]) == "batch 16")
+    rows = sorted(newest.values(), key=lambda row: -row["measured"]["step_s"])
+    lines = [(_describe(row["plan"]), *_forecast_cells(row)) for row in rows]
     head = ("plan", "step", "forecast", "peak memory", "forecast")
     step_s = {_describe(row["plan"]): row["measured"]["step_s"] for row in rows}
     eager, graphs, both, stages = (
@@ -70,10 +84,21 @@ def gpu_forecasts() -> str:
     return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
 
 
+def _forecast_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return step and peak memory, each with the error of its forecast."""
+    return (
+        f"{1e3 * row['measured']['step_s']:.1f} ms",
+        signed(row["time_error"]),
+        f"{row['measured']['peak_memory_bytes'] / 2**30:.2f} GiB",
+        signed(row["memory_error"]),
+    )
+
+
 def _describe(plan: dict[str, Any]) -> str:
     parts = [f"batch {plan['batch']}"]
     parts += [f"{plan['microbatches']} micro-batches"] if "microbatches" in plan else []
-    parts += ["bf16-mixed"] if plan["precision"] == "bf16-mixed" else []
+    parts += [] if plan["precision"] == "bf16" else [plan["precision"]]
+    parts += ["recomputed"] if "recompute" in plan else []
     parts += ["compiled"] if "compile" in plan else []
     parts += ["CUDA graphs"] if plan.get("cuda_graphs") else []
     parts += ["two stages"] if "cuts" in plan else []

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.analytic.devices import Accelerator
-from stagewright.analytic.forecast import AnalyticForecast, forecast_plan
+from stagewright.analytic.forecast import AnalyticForecast, forecast_model, forecast_plan, memory_limit, plan_model
 from stagewright.analytic.shape import TransformerShape
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import baseline_plan, microbatch_counts
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
-from stagewright.planner.search.result import RankedPlan, SearchResult, explain_losers, explain_no_fit, memory_needed
+from stagewright.planner.search.result import RankedPlan, SearchResult, explain_losers, explain_no_fit, memory_text
 from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
@@ -91,14 +91,17 @@ class AnalyticSearch:
         unfit: dict[str, str] = {}
         min_s: dict[str, float] = {}
         ranked: list[RankedPlan] = []
+        limit = memory_limit(self.cluster, self.base)
         for plan, codec in enumerate_plans(self.base, self, num_devices, space):
-            forecast = replace(self.forecast(plan), serial_s=serial_s)
+            model = plan_model(plan, self.shape, self.cluster, innermost=self.innermost, device=self.device)
             strategy = plan.mesh.strategy
             result.num_plans += 1
-            if not forecast.fits:
+            needed = model.peak_memory_bytes()
+            if limit is not None and needed > limit:
                 result.num_unfit += 1
-                unfit.setdefault(strategy, f"does not fit: {memory_needed(forecast)}")
+                unfit.setdefault(strategy, f"does not fit: {memory_text(needed, limit)}")
                 continue
+            forecast = forecast_model(model, self.cluster, plan.batch, limit, serial_s)
             ranked.append(RankedPlan(plan=plan, codec=codec, forecast=forecast))
             min_s[strategy] = min(forecast.step_s, min_s.get(strategy, math.inf))
         result.num_exact = result.num_plans

@@ -71,11 +71,11 @@ class Network:
     intra_share: float = 0.80
     """Share of the link that large collectives inside a host reach."""
     inter_share: float = 0.80
-    """Share of the network adapters that large collectives reach."""
+    """Share of the network adapters that large collectives reach: an estimate, as inside a host."""
     nvls_share: float = 0.0
     """Bytes per second of an all-reduce inside the switches of a host, over the link's; 0: they can't add."""
     overhead_s: float = 12e-6
-    """Start of a collective: launch and synchronization of its ranks."""
+    """Start of a collective: launch and synchronization of its ranks; an estimate."""
 
     def group(self, size: int, stride: int) -> Group:
         """Return the group of `size` ranks that are `stride` apart."""

@@ -15,7 +15,8 @@
 "nanotron, unmarked" has the forecasts of all runs without stalled pipeline messages, as of a cluster of which nothing
 is known. "nanotron, no stall" holds the runs whose time is nearer to the forecast without stalled pipeline messages
 than to that with them: the state of that cluster at the time of a run is in no column of the table
-(`tables/published.py`).
+(`tables/published.py`). A line below the table tells how often the memory of a run agrees with its mark: runs whose
+messages stall hold less (`analytic/memory.py`), and no run was marked by its memory.
 
 A row marked "fitted" was used to fit constants of `stagewright.analytic`, so it is no test; `benchmarks/tables` says
 which. Rows marked "test" were not.
@@ -36,7 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from record import write_record
-from stagewright.analytic.forecast import AnalyticForecast, forecast_layout
+from stagewright.analytic.forecast import AnalyticForecast, forecast_layout, step_model
 from stagewright.analytic.named_cluster import named_cluster
 from stagewright.cluster.cluster import Cluster
 from tables.own import own_steps
@@ -98,6 +99,29 @@ def without_stall(row: Row, cluster: Cluster) -> tuple[AnalyticForecast, bool]:
     return free, abs(math.log(free.step_s / row.step_s)) > abs(math.log(stalled.step_s / row.step_s))
 
 
+def memory_agreement(rows: Iterable[Row], least: float = 1.2) -> tuple[int, int]:
+    """Return of how many runs with a pipeline memory agrees with the mark, and of how many it can tell.
+
+    Args:
+        rows: Runs; those of other tables are skipped.
+        least: How many times as large the forecast memory without stalled messages must be as that with them.
+    """
+    agree = known = 0
+    for row in rows:
+        if row.table != "nanotron" or row.layout.pipeline == 1 or row.memory_bytes is None:
+            continue
+        free, stalled = (
+            step_model(row.shape, replace(row.layout, message_stall_s=seconds), named_cluster(row.cluster))
+            for seconds in (0.0, STALL_S)
+        )
+        sizes = [model.peak_memory_bytes() for model in (free, stalled)]
+        if sizes[0] >= least * sizes[1]:
+            known += 1
+            is_stalled = row.memory_bytes**2 < sizes[0] * sizes[1]
+            agree += is_stalled == (row.layout.message_stall_s > 0)
+    return agree, known
+
+
 def rows_from(options: argparse.Namespace) -> list[Row]:
     """Read all tables that are there."""
     rows: list[Row] = []
@@ -120,13 +144,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     options = parser.parse_args()
     tables: dict[str, list[tuple[Row, AnalyticForecast]]] = defaultdict(list)
-    for row in rows_from(options):
+    rows = rows_from(options)
+    for row in rows:
         name = f"{row.table}{' (fitted)' if row.fitted else ''}"
         if options.sample is None or len(tables[name]) < options.sample:
             cluster = named_cluster(row.cluster)
             tables[name].append((row, forecast_layout(row.shape, row.layout, cluster)))
             if row.table == "nanotron":
                 free, is_stalled = without_stall(row, cluster)
+                tables["nanotron, all open runs"].append(tables[name][-1])
                 tables[name.replace("nanotron", "nanotron, unmarked")].append((row, free))
                 if not is_stalled:
                     tables[name.replace("nanotron", "nanotron, no stall")].append((row, free))
@@ -143,12 +169,15 @@ def main() -> None:
         print(
             f"{name:28}{row_figures['rows']:9}{100 * row_figures['mean_error']:8.1f}%"
             f"{100 * row_figures['median_error']:8.1f}%{100 * row_figures['worst_error']:+8.0f}%"
-            f"{row_figures['rank_correlation']:9.2f}{100 * row_figures['median_regret']:8.1f}%"
+            f"{row_figures['rank_correlation']:9.3f}{100 * row_figures['median_regret']:8.1f}%"
             + (f"{100 * memory:8.1f}%" if memory is not None else f"{'–':>9}")
             + f"{row_figures['not_fitting']:9}{100 * row_figures['inside']:8.0f}%"
         )
+    agree, known = memory_agreement(rows)
+    if known:
+        print(f"nanotron: memory agrees with the mark of {agree} of {known} runs in which it can tell")
     if options.output is not None:
-        write_record(options.output, {"tables": figures})
+        write_record(options.output, {"tables": figures, "memory_agrees": agree, "memory_tells": known})
 
 
 if __name__ == "__main__":

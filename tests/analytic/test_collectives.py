@@ -33,11 +33,34 @@ def test_small_tensors_cost_latency_and_buckets_repeat_it() -> None:
     group = slow.group(64, 8)
     ring = slow.collective_s("reduce_scatter", group, 8)
     tree = slow.collective_s("all_reduce", group, 8)
-    assert ring == pytest.approx(63e-5, rel=0.01)
-    assert tree == pytest.approx(2 * 6e-5, rel=0.01), "logarithm of the hosts"
+    low_latency = 2.7 / 9.6  # of NCCL's LL protocol over its simple one
+    assert ring == pytest.approx(63e-5 * low_latency, rel=0.01)
+    assert tree == pytest.approx(2 * 6e-5 * low_latency, rel=0.01), "logarithm of the hosts"
     assert slow.bucketed_s("reduce_scatter", group, 100e6, 25e6) == pytest.approx(
-        slow.collective_s("reduce_scatter", group, 100e6) + 3 * ring, rel=0.01
+        slow.collective_s("reduce_scatter", group, 100e6) + 3 * 63e-5, rel=0.01
     )
+
+
+def test_protocols_by_size() -> None:
+    """Rates between two sizes are those of LL, LL128 and simple; a larger tensor never takes less time."""
+    network = Network(
+        devices_per_host=8, intra_bytes_per_s=300e9, intra_latency_s=3.4e-6, inter_bytes_per_s=25e9,
+        inter_latency_s=9.6e-6, intra_share=1.0, inter_share=1.0, overhead_s=8.4e-6,
+    )  # fmt: skip
+    group = network.group(8, 1)
+
+    def rate(size: float) -> float:
+        slower, faster = (network.collective_s("all_gather", group, num) for num in (size * 1.01, size))
+        return 7 / 8 * size * 0.01 / (slower - faster)
+
+    assert network.collective_s("all_gather", group, 8) == pytest.approx(3.6e-6 + 7 * 0.47e-6, rel=0.01)
+    assert rate(64 << 10) == pytest.approx(75e9, rel=0.01)
+    assert rate(2 << 20) == pytest.approx(276e9, rel=0.01)
+    assert rate(64 << 20) == pytest.approx(300e9, rel=0.01)
+    for kind in ("all_gather", "all_reduce", "all_to_all"):
+        for members in (group, network.group(16, 1), network.group(64, 8)):
+            times = [network.collective_s(kind, members, 2**power) for power in range(8, 34)]
+            assert times == sorted(times)
 
 
 def test_switches_that_add() -> None:

@@ -50,3 +50,12 @@ def test_memory_of_a_stack_that_runs_ahead() -> None:
     assert ahead.temporary_bytes == pytest.approx(other.temporary_bytes + 16 * BLOCK_BYTES)
     alone = forecast_layout(SHAPE, replace(layout, data=1, stack="nanotron"), cluster).memory[0]
     assert alone.gradients_bytes < ahead.gradients_bytes, "replicas have buffers for their gradients"
+
+
+def test_when_the_peak_is() -> None:
+    layout = replace(LAYOUT, pipeline=4)
+    ranks = forecast_layout(SHAPE, layout, named_cluster("2x8xh100")).memory
+    assert [rank.when for rank in ranks] == [
+        "as backward begins, 4 in flight", "as backward begins, 3 in flight", "as backward begins, 2 in flight",
+        "at the loss, 1 in flight",
+    ]  # fmt: skip

@@ -124,3 +124,21 @@ x2,8.0,8.0,2.0,4.0,1.0,1.0,32.0,256.0,0.0,1000.0,10.0
     )
     stalled = [row.layout.message_stall_s > 0 for row in published.nanotron(tmp_path / "nanotron.csv")]
     assert stalled == [True, True, True, True, False, False]
+
+
+def test_memory_tells_whether_messages_stall(tmp_path: Path, benchmark_paths: None) -> None:
+    """A run whose messages do not stall holds gathered inputs of forward passes that the host enqueued ahead."""
+    import league
+    from tables import published
+
+    head = NANOTRON.splitlines()[0]
+    # 16 nodes with 32 tensor ranks are marked; 8 nodes with 8 are not.
+    runs = [
+        "x2,16.0,1.0,32.0,4.0,0.0,8.0,32.0,256.0,0.0,135.0,{}",
+        "x3,8.0,1.0,8.0,8.0,0.0,8.0,32.0,256.0,0.0,4000.0,{}",
+    ]
+    for sizes, agree in (((6, 47), 2), ((6, 36), 1), ((11, 36), 0)):
+        (tmp_path / "nanotron.csv").write_text(
+            "\n".join([head, *(run.format(size) for run, size in zip(runs, sizes, strict=True))])
+        )
+        assert league.memory_agreement(published.nanotron(tmp_path / "nanotron.csv")) == (agree, 2)

@@ -174,6 +174,19 @@ def test_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
     checker.check_object("fit", output("fit", *fitted, cache=cache), "fit")
 
 
+def test_analytic_forecasts(checker: Checker, cache: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "rented.toml"
+    cluster.write_text(
+        '[[devices]]\nkind = "cuda"\ncount = 8\nhosts = 2\nmemory = "64GiB"\nhardware = "own"\nprice = 2.0\n'
+        'peak_flops = 400e12\nmemory_bandwidth = "3TB/s"\n[links.inter_host]\nbandwidth = "25GB/s"\nlatency = "8us"\n'
+    )
+    model = ("--analytic", "--model", "llama-3-8b", "--layout", "tp=2,pp=8,m=4")
+    for where in (str(cluster), "2x8xh100"):
+        for command in ("forecast", "explain"):
+            data = output(command, *model, "--cluster", where, cache=cache)
+            checker.check_object("analytic-forecast", data, command)
+
+
 @pytest.mark.slow
 def test_trace(checker: Checker, cache: Path, tmp_path: Path) -> None:
     root = ("--root", str(tmp_path / "runs"))

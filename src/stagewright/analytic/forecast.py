@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory
 from stagewright.analytic.named_cluster import network_of, rank_speeds
+from stagewright.analytic.pipeline import shared_parts
 from stagewright.analytic.plan_layout import layout_of
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS
@@ -120,8 +121,8 @@ def forecast_layout(
         device: Rates of the first devices; None: those of the cluster.
     """
     check_layout(shape, layout, cluster)
-    device = device or accelerator_of(cluster.devices[0])
-    return _forecast(step_model(shape, layout, cluster, device), cluster, layout.batch)
+    model = step_model(shape, layout, cluster, device)
+    return forecast_model(model, cluster, layout.batch, memory_limit(cluster))
 
 
 def forecast_plan(
@@ -133,16 +134,28 @@ def forecast_plan(
     device: Accelerator | None = None,
 ) -> AnalyticForecast:
     """Forecast a step of a plan that the engine runs; blocks are divided by their times where the plan has no cuts."""
+    model = plan_model(plan, shape, cluster, innermost=innermost, device=device)
+    return forecast_model(model, cluster, plan.batch, memory_limit(cluster, plan))
+
+
+def plan_model(
+    plan: Plan, shape: TransformerShape, cluster: Cluster, *, innermost: str, device: Accelerator | None
+) -> StepModel:
+    """Return the model of a plan's step."""
     layout = layout_of(plan, shape.num_layers, innermost)
     check_layout(shape, layout, cluster)
-    model = step_model(shape, layout, cluster, device or accelerator_of(cluster.devices[0]))
+    model = step_model(shape, layout, cluster, device)
     if layout.pipeline > 1 and not layout.layers and plan.split in ("optimal", "time"):
-        model = model.balanced()
-    result = _forecast(model, cluster, plan.batch)
-    if plan.memory_bytes is None:
-        return result
-    limit = min(plan.memory_bytes, result.memory_limit_bytes or plan.memory_bytes)
-    return replace(result, memory_limit_bytes=limit)
+        return model.balanced()
+    return model
+
+
+def memory_limit(cluster: Cluster, plan: Plan | None = None) -> int | None:
+    """Return the memory of the smallest device, or less where a plan states less."""
+    limits = [group.memory_bytes for group in cluster.devices if group.memory_bytes is not None]
+    if plan is not None and plan.memory_bytes is not None:
+        limits.append(plan.memory_bytes)
+    return min(limits, default=None)
 
 
 def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> None:
@@ -161,35 +174,52 @@ def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> N
         raise UsageError(f"the layout has {layout.expert} expert parallel ranks, but the model has no experts")
 
 
-def step_model(shape: TransformerShape, layout: Layout, cluster: Cluster, device: Accelerator) -> StepModel:
+def step_model(
+    shape: TransformerShape, layout: Layout, cluster: Cluster, device: Accelerator | None = None
+) -> StepModel:
     """Return the model of a step on a cluster's devices and links."""
+    device = device or accelerator_of(cluster.devices[0])
+    kernels = kernels_for(device, layout.precision, STACKS[layout.stack].fused_attention)
+    network = network_of(cluster)
     return StepModel(
         shape=shape,
         layout=layout,
-        kernels=kernels_for(device, layout.precision, STACKS[layout.stack].fused_attention),
-        network=network_of(cluster),
+        kernels=kernels,
+        network=network,
         devices_speed=rank_speeds(cluster, layout),
+        shared=shared_parts(shape, layout, kernels, network),
     )
 
 
-def _forecast(model: StepModel, cluster: Cluster, batch: int) -> AnalyticForecast:
+def forecast_model(
+    model: StepModel, cluster: Cluster, batch: int, limit_bytes: int | None, serial_s: float | None = None
+) -> AnalyticForecast:
+    """Return the forecast of a step's model.
+
+    Args:
+        model: The step's model.
+        cluster: Devices, for their price.
+        batch: Global batch in samples.
+        limit_bytes: Memory of a device.
+        serial_s: Step time on one device, where it is known.
+    """
     shape, layout, device = model.shape, model.layout, model.kernels.device
     step_s, parts = model.step()
     tokens = batch * shape.sequence_length
     peak = device.flops(layout.precision) * layout.num_devices
-    limits = [group.memory_bytes for group in cluster.devices if group.memory_bytes is not None]
     return AnalyticForecast(
         step_s=step_s,
         batch=batch,
         tokens_per_s=tokens / step_s,
         mfu=shape.model_flops_per_token * tokens / step_s / peak,
         memory=model.memory(),
-        memory_limit_bytes=min(limits, default=None),
+        memory_limit_bytes=limit_bytes,
         parts=parts,
         num_devices=layout.num_devices,
         spread=_spread(device, layout, parts, step_s, hosts=layout.num_devices > model.network.devices_per_host),
         source=device.source,
         price_per_hour=cluster.price_per_hour(layout.num_devices),
+        serial_s=serial_s,
     )
 
 

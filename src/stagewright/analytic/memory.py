@@ -28,6 +28,8 @@ class RankMemory:
     """Largest tensors of the running operator."""
     base_bytes: float
     """Workspaces and communicators."""
+    microbatches: float = 1.0
+    """Micro-batches in flight at the peak."""
 
     @property
     def peak_bytes(self) -> int:
@@ -44,8 +46,14 @@ class RankMemory:
     @property
     def largest(self) -> str:
         """What holds the most."""
-        parts = {name.removesuffix("_bytes"): value for name, value in asdict(self).items() if name != "rank"}
-        return max(parts, key=lambda name: parts[name])
+        sizes = {name: value for name, value in asdict(self).items() if name.endswith("_bytes")}
+        return max(sizes, key=lambda name: sizes[name]).removesuffix("_bytes")
+
+    @property
+    def when(self) -> str:
+        """When the peak is: at a loss where the rank has the head, else when a backward begins."""
+        moment = "at the loss" if self.logits_bytes else "as backward begins"
+        return f"{moment}, {self.microbatches:.3g} in flight"
 
     def holding(self, rank: int, microbatches: float, ahead_bytes: float = 0.0) -> RankMemory:
         """Return the memory of a rank that is like this one, with so many micro-batches in flight instead of one.
@@ -64,10 +72,11 @@ class RankMemory:
             logits_bytes=self.logits_bytes,
             temporary_bytes=self.temporary_bytes + ahead_bytes,
             base_bytes=self.base_bytes,
+            microbatches=microbatches,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "peak_bytes": self.peak_bytes, "largest": self.largest}
+        return {**asdict(self), "peak_bytes": self.peak_bytes, "largest": self.largest, "when": self.when}
 
 
 def rank_parameters(shape: TransformerShape, layout: Layout, rank: int, blocks: int) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""Schedules of a pipeline in closed form: times of a rank, the bubble, and the micro-batches in flight.
+"""Schedules of a pipeline in closed form: times of a rank, the bubble, and the micro-batches in flight; and what many
+layouts have in common.
 
 gpipe, 1f1b            every other rank delays the step by one micro-batch
 interleaved,           by one of its v stages; with fewer micro-batches than ranks, each stage waits for the
@@ -9,9 +10,16 @@ zero bubble            weight gradients fill the drain
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from operator import attrgetter
+from typing import Literal, TypeAlias
 
+from stagewright.analytic.block import Operator
+from stagewright.analytic.collectives import Network
+from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
+from stagewright.analytic.shape import TransformerShape
 from stagewright.schedules.rules import SCHEDULES
 
 
@@ -82,6 +90,41 @@ class Pass:
         return max(self.device_s + self.collective_s, self.host_s)
 
 
+Part: TypeAlias = Literal["dense", "experts", "embedding", "head"]
+
+# What changes the time of a whole step or its memory, but no operator and no collective of a block.
+APART = frozenset(
+    {"schedule", "virtual", "zero", "shards", "gather_once", "recompute", "recompute_layers", "checkpoint_segments"}
+    | {"layers", "message_share", "message_stall_s", "optimizer_states", "master_weights", "overlap_gradients"}
+)
+_BLOCK_FIELDS = attrgetter(*(name for name in Layout.__dataclass_fields__ if name not in APART))
+_MAX_SHARED = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParts:
+    """Operators and passes of one block, embedding and head: many layouts have the same."""
+
+    operators: dict[Part, tuple[Operator, ...]] = field(default_factory=dict)
+    passes: dict[tuple[Part, bool], Pass] = field(default_factory=dict)
+    """By part, and whether it is backward."""
+    parameters: dict[tuple[int, int, bool, bool], tuple[float, float]] = field(default_factory=dict)
+    """By number of blocks, of those with experts, and whether the rank has embedding and head."""
+
+
+_shared: dict[tuple[object, ...], SharedParts] = {}
+
+
+def shared_parts(shape: TransformerShape, layout: Layout, kernels: Kernels, network: Network) -> SharedParts:
+    """Return what layouts that differ only in fields of `APART` have in common."""
+    key = (shape, kernels.device, kernels.fused_attention, kernels.constants, network, _BLOCK_FIELDS(layout))
+    if key not in _shared:
+        if len(_shared) >= _MAX_SHARED:
+            _shared.clear()
+        _shared[key] = SharedParts()
+    return _shared[key]
+
+
 def bubble_s(layout: Layout, times: Sequence[RankTime], slowest: int) -> float:
     """Return how long the slowest rank waits in a step: warm-up, drain, and rounds with too few micro-batches."""
     splits = SCHEDULES[layout.schedule].splits_backward
@@ -104,3 +147,32 @@ def in_flight(layout: Layout, rank: int) -> float:
         return min(micro, ranks - rank)
     chunks = min(micro * virtual, 2 * (ranks - rank - 1) + (virtual - 1) * ranks + 1)
     return chunks / virtual
+
+
+@lru_cache(maxsize=1024)
+def distinct_ranks(
+    counts: tuple[int, ...], dense_layers: int | None, head_rank: int, speeds: tuple[float, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return ranks whose times differ, and for each rank the index of the one that it equals.
+
+    Args:
+        counts: Blocks of each rank.
+        dense_layers: Blocks without experts, which come first; None: all.
+        head_rank: Rank with the head.
+        speeds: Relative speed of each rank's devices; (): all alike.
+    """
+    seen: dict[tuple[int, int, int, float], tuple[int, int]] = {}
+    like, before = [], 0
+    for rank, blocks in enumerate(counts):
+        dense = blocks if dense_layers is None else min(blocks, max(0, dense_layers - before))
+        place = (rank == 0) + 2 * (rank == head_rank)
+        kind = (blocks, dense, place, speeds[rank] if speeds else 1.0)
+        like.append(seen.setdefault(kind, (len(seen), rank))[0])
+        before += blocks
+    return tuple(rank for _, rank in seen.values()), tuple(like)
+
+
+def block_counts(blocks: int, moe: int) -> tuple[tuple[Part, int], ...]:
+    """Return how many blocks of each kind a rank has."""
+    counts: tuple[tuple[Part, int], ...] = (("dense", blocks - moe), ("experts", moe))
+    return tuple(pair for pair in counts if pair[1])

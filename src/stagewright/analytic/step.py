@@ -15,7 +15,16 @@ from stagewright.analytic.collectives import Network
 from stagewright.analytic.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory, ahead_bytes, block_saved_bytes, moe_blocks, rank_parameters
-from stagewright.analytic.pipeline import Pass, RankTime, bubble_s, in_flight
+from stagewright.analytic.pipeline import (
+    Part,
+    Pass,
+    RankTime,
+    SharedParts,
+    block_counts,
+    bubble_s,
+    distinct_ranks,
+    in_flight,
+)
 from stagewright.analytic.plan_layout import balance
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack
@@ -31,9 +40,7 @@ class StepModel:
     network: Network
     devices_speed: tuple[float, ...] = ()
     """Relative speed of each pipeline rank's devices; (): all alike."""
-    _blocks: dict[bool, tuple[Operator, ...]] = field(default_factory=dict, repr=False, compare=False)
-    _head: list[Operator] = field(default_factory=list, repr=False, compare=False)
-    _passes: dict[tuple[bool, bool], Pass] = field(default_factory=dict, repr=False, compare=False)
+    shared: SharedParts = field(default_factory=SharedParts, repr=False, compare=False)
 
     @property
     def stack(self) -> Stack:
@@ -43,26 +50,28 @@ class StepModel:
     def operators(self) -> Operators:
         return Operators(shape=self.shape, layout=self.layout, kernels=self.kernels)
 
-    def block(self, *, experts: bool) -> tuple[Operator, ...]:
-        """Return the operators of a block, computed once."""
-        if experts not in self._blocks:
-            self._blocks[experts] = self.operators.block(experts=experts)
-        return self._blocks[experts]
+    def part(self, part: Part) -> tuple[Operator, ...]:
+        """Return the operators of a part, computed once."""
+        found = self.shared.operators.get(part)
+        if found is None:
+            if part == "head":
+                found = self.operators.head()
+            elif part == "embedding":
+                found = (self.operators.embedding(),)
+            else:
+                found = self.operators.block(experts=part == "experts")
+            self.shared.operators[part] = found
+        return found
 
-    def head(self) -> tuple[Operator, ...]:
-        """Return the operators of head and loss, computed once."""
-        if not self._head:
-            self._head.extend(self.operators.head())
-        return tuple(self._head)
-
-    def block_pass(self, *, experts: bool, backward: bool) -> Pass:
-        """Return forward or backward of a block with its collectives, computed once."""
-        key = (experts, backward)
-        if key not in self._passes:
-            operators = self.block(experts=experts)
-            collectives = self.block_collectives(experts=experts, backward=backward)
-            self._passes[key] = self.pass_of(operators, backward=backward) + collectives
-        return self._passes[key]
+    def part_pass(self, part: Part, *, backward: bool) -> Pass:
+        """Return forward or backward of a part with its collectives, computed once."""
+        found = self.shared.passes.get((part, backward))
+        if found is None:
+            found = self.pass_of(self.part(part), backward=backward)
+            if part in ("dense", "experts"):
+                found += self.block_collectives(experts=part == "experts", backward=backward)
+            self.shared.passes[part, backward] = found
+        return found
 
     def pass_of(self, operators: tuple[Operator, ...], *, backward: bool) -> Pass:
         stack = self.stack
@@ -121,33 +130,28 @@ class StepModel:
 
     def balanced(self) -> StepModel:
         """Return the model with blocks divided so that the slowest rank is as fast as possible."""
-        layout, builder = self.layout, self.operators
-        seconds: list[float] = []
-        for operators in ((builder.embedding(),), self.head()):
-            seconds.append(sum(self.pass_of(operators, backward=backward).total_s for backward in (False, True)))
-        passes = [
-            self.block_pass(experts=self.shape.experts is not None, backward=backward).total_s
-            for backward in (False, True)
-        ]
+        layout = self.layout
+        block: Part = "dense" if self.shape.experts is None else "experts"
+        passes, embedding, head = (
+            [self.part_pass(part, backward=backward).total_s for backward in (False, True)]
+            for part in (block, "embedding", "head")
+        )
         block_s = sum(passes) + (passes[0] if layout.recompute == "full" else 0.0)
-        layers = balance(self.shape.num_layers, layout.pipeline, block_s, *seconds, layout.head_rank)
+        layers = balance(self.shape.num_layers, layout.pipeline, block_s, sum(embedding), sum(head), layout.head_rank)
         return replace(self, layout=replace(layout, layers=layers))
 
     def rank_time(self, rank: int) -> RankTime:
         """Return the time of one micro-batch on a pipeline rank."""
         shape, layout = self.shape, self.layout
-        builder = self.operators
         blocks = layout.blocks(shape.num_layers)[rank]
         moe = moe_blocks(shape, layout, rank)
         forward, backward = Pass(), Pass()
         recompute_s = 0.0
         checkpointed = blocks if layout.recompute_layers is None else min(blocks, layout.recompute_layers)
-        for experts, count in ((False, blocks - moe), (True, moe)):
-            if not count:
-                continue
-            operators = self.block(experts=experts)
-            ahead = self.block_pass(experts=experts, backward=False)
-            back = self.block_pass(experts=experts, backward=True)
+        for part, count in block_counts(blocks, moe):
+            operators = self.part(part)
+            ahead = self.part_pass(part, backward=False)
+            back = self.part_pass(part, backward=True)
             forward += ahead.times(count)
             backward += back.times(count)
             if layout.recompute == "full":
@@ -159,18 +163,17 @@ class StepModel:
                 again = self.pass_of(tuple(op for op in operators if op.selective), backward=False).times(count)
                 backward += again
                 recompute_s += again.total_s
-        if rank == 0:
-            operator = (builder.embedding(),)
-            forward += self.pass_of(operator, backward=False)
-            backward += self.pass_of(operator, backward=True)
-        if rank == layout.head_rank:
-            forward += self.pass_of(self.head(), backward=False)
-            backward += self.pass_of(self.head(), backward=True)
+        ends: tuple[tuple[Part, int], ...] = (("embedding", 0), ("head", layout.head_rank))
+        for part, end in ends:
+            if rank == end:
+                forward += self.part_pass(part, backward=False)
+                backward += self.part_pass(part, backward=True)
         speed = self.devices_speed[rank] if self.devices_speed else 1.0
         if speed != 1.0:
             forward, backward = forward.at_speed(speed), backward.at_speed(speed)
         device = forward.device_s + backward.device_s
         collective = forward.collective_s + backward.collective_s
+        hop = self.message_s()
         return RankTime(
             forward_s=forward.total_s,
             backward_s=backward.total_s,
@@ -179,8 +182,8 @@ class StepModel:
             weight_s=backward.weight_s,
             collective_s=collective,
             host_wait_s=forward.total_s + backward.total_s - device - collective,
-            message_s=self.message_s() * layout.virtual * (1 if layout.pipeline == 2 else self.stack.message_neighbors),
-            hop_s=self.message_s(),
+            message_s=hop * layout.virtual * (1 if layout.pipeline == 2 else self.stack.message_neighbors),
+            hop_s=hop,
         )
 
     def message_s(self) -> float:
@@ -223,8 +226,13 @@ class StepModel:
         return total
 
     def parameters(self, rank: int) -> tuple[float, float]:
-        blocks = self.layout.blocks(self.shape.num_layers)[rank]
-        return rank_parameters(self.shape, self.layout, rank, blocks)
+        """Return the parameters of a rank: those that data ranks replicate, and those of routed experts."""
+        layout = self.layout
+        blocks, moe = layout.blocks(self.shape.num_layers)[rank], moe_blocks(self.shape, layout, rank)
+        key = (blocks, moe, rank == 0, rank == layout.head_rank)
+        if key not in self.shared.parameters:
+            self.shared.parameters[key] = rank_parameters(self.shape, layout, rank, blocks)
+        return self.shared.parameters[key]
 
     def optimizer_s(self, rank: int) -> float:
         """Return the time of the optimizer: reads and writes of states, gradients and parameters."""
@@ -256,12 +264,17 @@ class StepModel:
         """Return the peak memory of each rank."""
         distinct, like = self._distinct_ranks()
         rows = [self._microbatch_memory(rank) for rank in distinct]
-        return tuple(
-            rows[kind].holding(
-                rank, in_flight(self.layout, rank), ahead_bytes(self.shape, self.layout, rank, self.stack.blocks_ahead)
-            )
-            for rank, kind in enumerate(like)
-        )
+        return tuple(self._rank_memory(rank, rows[kind]) for rank, kind in enumerate(like))
+
+    def peak_memory_bytes(self) -> int:
+        """Return the largest peak memory of any rank; of equal ranks the first holds the most micro-batches."""
+        distinct, _ = self._distinct_ranks()
+        return max(self._rank_memory(rank, self._microbatch_memory(rank)).peak_bytes for rank in distinct)
+
+    def _rank_memory(self, rank: int, one: RankMemory) -> RankMemory:
+        """Return the memory of a rank, from that with one micro-batch in flight."""
+        ahead = ahead_bytes(self.shape, self.layout, rank, self.stack.blocks_ahead)
+        return one.holding(rank, in_flight(self.layout, rank), ahead)
 
     def _microbatch_memory(self, rank: int) -> RankMemory:
         """Return the memory of a rank with one micro-batch in flight."""
@@ -280,22 +293,22 @@ class StepModel:
         full = layout.recompute == "full"
         checkpointed = blocks if layout.recompute_layers is None else min(blocks, layout.recompute_layers)
         saved = largest = 0.0
-        for experts, count in ((False, blocks - moe), (True, moe)):
-            if count:
-                operators = self.block(experts=experts)
-                kept = block_saved_bytes(operators, shape, layout, full=False)
-                again = block_saved_bytes(operators, shape, layout, full=True)
-                part = count * checkpointed / blocks if full else 0.0
-                segments = part if layout.checkpoint_segments is None else min(part, layout.checkpoint_segments)
-                saved += segments * again + (count - part) * kept
-                if part:
-                    largest = max(largest, kept * part / segments)
+        for part, count in block_counts(blocks, moe):
+            kept = block_saved_bytes(self.part(part), shape, layout, full=False)
+            again = block_saved_bytes(self.part(part), shape, layout, full=True)
+            whole_blocks = count * checkpointed / blocks if full else 0.0
+            segments = whole_blocks
+            if layout.checkpoint_segments is not None:
+                segments = min(segments, layout.checkpoint_segments)
+            saved += segments * again + (count - whole_blocks) * kept
+            if whole_blocks:
+                largest = max(largest, kept * whole_blocks / segments)
         tokens = builder.tokens
         hidden = tokens * shape.width * layout.item_bytes
         logits = 0.0
         if rank == layout.head_rank:
             columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
-            logits = sum(operator.saved_bytes for operator in self.head())
+            logits = sum(operator.saved_bytes for operator in self.part("head"))
             logits += builder.tokens * columns * self.stack.logit_bytes
         # FSDP gathers the next block's parameters while it uses those of one.
         gathered = 2 * layout.item_bytes * whole / max(2, blocks) if sharded >= 3 and replicas > 1 else 0.0
@@ -333,7 +346,8 @@ class StepModel:
             if layout.overlap_gradients:
                 hidden = self.stack.gradient_overlap * times[index].backward_s
                 gradient = max(gradient - hidden, 0.1 * gradient)
-            ends.append((gradient + self.optimizer_s(rank), gradient, self.optimizer_s(rank)))
+            optimizer = self.optimizer_s(rank)
+            ends.append((gradient + optimizer, gradient, optimizer))
         end, gradient, optimizer = max(ends)
         sharded = micro * self.sharded_s(slowest, by_rank[slowest])
         time = by_rank[slowest]
@@ -349,15 +363,8 @@ class StepModel:
         }
         return body + end + sharded + self.stack.step_s, parts
 
-    def _distinct_ranks(self) -> tuple[list[int], list[int]]:
+    def _distinct_ranks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return ranks whose times differ, and for each rank the index of the one that it equals."""
         layout = self.layout
-        counts = layout.blocks(self.shape.num_layers)
-        seen: dict[tuple[int, int, int, float], tuple[int, int]] = {}
-        like = []
-        for rank in range(layout.pipeline):
-            place = (rank == 0) + 2 * (rank == layout.head_rank)
-            speed = self.devices_speed[rank] if self.devices_speed else 1.0
-            kind = (counts[rank], moe_blocks(self.shape, layout, rank), place, speed)
-            like.append(seen.setdefault(kind, (len(seen), rank))[0])
-        return [rank for _, rank in seen.values()], like
+        dense = None if self.shape.experts is None else self.shape.experts.dense_layers
+        return distinct_ranks(layout.blocks(self.shape.num_layers), dense, layout.head_rank, self.devices_speed)

@@ -75,7 +75,7 @@ def check_codec(text: str) -> None:
 
 def check_codec_name(text: str) -> None:
     """Raise UsageError unless this can be the name of a codec; a user's class is checked by its form only."""
-    if text == AUTO:
+    if text in (AUTO, "none"):
         return
     name = _innermost(CodecName.parse(text))
     if not name.is_custom and name.kind not in {*BUILTIN_CODECS, *_FACTORIES, *plugins("codecs")}:

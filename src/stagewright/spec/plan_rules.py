@@ -41,9 +41,19 @@ _DEVICE = re.compile(r"cpu(:\d+(-\d+)?(,\d+(-\d+)?)*)?|cuda(:\d+(/\d+)?)?")
 
 def check_plan(plan: Plan) -> None:
     """Raise UsageError if the plan can't run."""
+    check_choices(plan)
+    check_combination(plan)
+
+
+def check_choices(plan: Plan) -> None:
+    """Raise UsageError for an unknown name or an impossible optimizer: what a search does not combine."""
     _check_names(plan)
-    _check_numbers(plan)
     _check_optimizer(plan.optimizer)
+
+
+def check_combination(plan: Plan) -> None:
+    """Raise UsageError for values that can't be combined."""
+    _check_numbers(plan)
     _check_batch(plan)
     _check_devices(plan)
     _check_stages(plan)

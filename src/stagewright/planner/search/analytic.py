@@ -11,16 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.analytic.devices import Accelerator
-from stagewright.analytic.forecast import AnalyticForecast, forecast_plan
+from stagewright.analytic.forecast import AnalyticForecast, forecast_model, forecast_plan, memory_limit, plan_model
 from stagewright.analytic.shape import TransformerShape
+from stagewright.analytic.step import StepModel
 from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import baseline_plan, microbatch_counts
 from stagewright.planner.search.choices import SearchSpace, enumerate_plans
-from stagewright.planner.search.result import RankedPlan, SearchResult, explain_losers, explain_no_fit, memory_needed
+from stagewright.planner.search.result import RankedPlan, SearchResult, explain_losers, explain_no_fit, memory_text
 from stagewright.schedules.rules import FIXED_SCHEDULES
 from stagewright.spec.plan import Axis, Mesh, Plan
 from stagewright.spec.plan_rules import check_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TimedPlan:
+    """A plan that fits, and its step."""
+
+    plan: Plan
+    codec: str
+    model: StepModel
+    step_s: float
+    parts: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +68,15 @@ class AnalyticSearch:
         """Forecast a plan."""
         return forecast_plan(plan, self.shape, self.cluster, innermost=self.innermost, device=self.device)
 
+    def _model(self, plan: Plan) -> StepModel:
+        return plan_model(plan, self.shape, self.cluster, innermost=self.innermost, device=self.device)
+
+    def _ranked(self, timed: _TimedPlan, serial_s: float) -> RankedPlan:
+        """Return a plan with its whole forecast, which the plans that are not shown do not need."""
+        limit = memory_limit(self.cluster, timed.plan)
+        forecast = forecast_model(timed.model, self.cluster, timed.plan.batch, limit, serial_s)
+        return RankedPlan(plan=timed.plan, codec=timed.codec, forecast=forecast)
+
     def search(
         self,
         *,
@@ -90,24 +111,27 @@ class AnalyticSearch:
         )
         unfit: dict[str, str] = {}
         min_s: dict[str, float] = {}
-        ranked: list[RankedPlan] = []
+        timed: list[_TimedPlan] = []
+        limit = memory_limit(self.cluster, self.base)
         for plan, codec in enumerate_plans(self.base, self, num_devices, space):
-            forecast = replace(self.forecast(plan), serial_s=serial_s)
+            model = self._model(plan)
             strategy = plan.mesh.strategy
             result.num_plans += 1
-            if not forecast.fits:
+            needed = model.peak_memory_bytes()
+            if limit is not None and needed > limit:
                 result.num_unfit += 1
-                unfit.setdefault(strategy, f"does not fit: {memory_needed(forecast)}")
+                unfit.setdefault(strategy, f"does not fit: {memory_text(needed, limit)}")
                 continue
-            ranked.append(RankedPlan(plan=plan, codec=codec, forecast=forecast))
-            min_s[strategy] = min(forecast.step_s, min_s.get(strategy, math.inf))
+            step_s, parts = model.step()
+            timed.append(_TimedPlan(plan=plan, codec=codec, model=model, step_s=step_s, parts=parts))
+            min_s[strategy] = min(step_s, min_s.get(strategy, math.inf))
         result.num_exact = result.num_plans
-        ranked.sort(key=lambda candidate: candidate.forecast.step_s)
-        result.best = ranked[:top]
+        timed.sort(key=lambda candidate: candidate.step_s)
+        result.best = [self._ranked(candidate, serial_s) for candidate in timed[:top]]
         result.data_parallel = self._data_parallel(num_devices, serial_s)
         if not result.best:
             raise UsageError(explain_no_fit(self.base, result.data_parallel, unfit, num_devices))
-        result.with_codec = self._best_with_codec(ranked, extra_codecs)
+        result.with_codec = self._best_with_codec(timed, extra_codecs, serial_s)
         result.losers = explain_losers(result.best, unfit, min_s)
         result.seconds = time.perf_counter() - begin
         return result
@@ -136,32 +160,33 @@ class AnalyticSearch:
                 return ranked
         return ranked
 
-    def _best_with_codec(self, ranked: Sequence[RankedPlan], codecs: Sequence[str]) -> RankedPlan | None:
+    def _best_with_codec(
+        self, timed: Sequence[_TimedPlan], codecs: Sequence[str], serial_s: float
+    ) -> RankedPlan | None:
         """Return the fastest pipeline with one of these codecs, if it is faster than the best plan."""
-        best: RankedPlan | None = None
-        min_s = ranked[0].forecast.step_s
-        for candidate in ranked:
-            forecast = candidate.forecast
-            assert isinstance(forecast, AnalyticForecast)
+        best: _TimedPlan | None = None
+        min_s = timed[0].step_s
+        for candidate in timed:
             if candidate.plan.mesh.pipeline == 1 or candidate.codec != "none":
                 continue
-            if forecast.step_s - _max_message_s(candidate.plan, forecast) >= min_s:
+            if candidate.step_s - _max_message_s(candidate) >= min_s:
                 continue
             for name in codecs:
                 plan = replace(candidate.plan, codec=name)
-                with_codec = replace(self.forecast(plan), serial_s=forecast.serial_s)
-                if with_codec.step_s < min_s:
-                    min_s = with_codec.step_s
-                    best = RankedPlan(plan=plan, codec=name, forecast=with_codec)
-        return best
+                model = self._model(plan)
+                step_s, parts = model.step()
+                if step_s < min_s:
+                    min_s = step_s
+                    best = _TimedPlan(plan=plan, codec=name, model=model, step_s=step_s, parts=parts)
+        return None if best is None else self._ranked(best, serial_s)
 
 
-def _max_message_s(plan: Plan, forecast: AnalyticForecast) -> float:
+def _max_message_s(timed: _TimedPlan) -> float:
     """Return an upper bound of the time of a pipeline's messages: those of the steady state and of the bubble.
 
     `parts` has the messages of all micro-batches but the first. A bubble has at most twice as many as there are ranks.
     """
-    steady, bubble = forecast.parts["messages"], forecast.parts["bubble"]
+    steady, bubble, plan = timed.parts["messages"], timed.parts["bubble"], timed.plan
     if plan.microbatches == 1:
         return steady + bubble
     return steady + min(bubble, 2 * plan.mesh.pipeline * steady / (plan.microbatches - 1))

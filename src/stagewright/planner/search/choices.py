@@ -12,7 +12,7 @@ from stagewright.errors import UsageError
 from stagewright.planner.baseline import microbatch_counts
 from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.plan import Mesh, Plan
-from stagewright.spec.plan_rules import FSDP_GATHERS, check_plan
+from stagewright.spec.plan_rules import FSDP_GATHERS, check_choices, check_combination
 from stagewright.spec.searched_order import lacks_order, layouts
 
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
@@ -59,6 +59,7 @@ def enumerate_plans(
     base: Plan, model: DividedModel, num_devices: int, space: SearchSpace
 ) -> Iterator[tuple[Plan, str]]:
     """Yield every valid plan and its codec."""
+    check_choices(base)
     for mesh in _meshes(model, num_devices, space.max_tensor):
         if base.batch < mesh.data:
             continue
@@ -141,7 +142,7 @@ def _is_valid(plan: Plan, num_units: int, max_graph_nodes: int | None) -> bool:
     if lacks_order(plan) and plan.num_stages * plan.microbatches > _MAX_SEARCHED_PAIRS:
         return False
     try:
-        check_plan(plan)
+        check_combination(plan)
     except UsageError:
         return False
     return True

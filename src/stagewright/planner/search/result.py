@@ -108,4 +108,9 @@ def memory_needed(forecast: Forecast | AnalyticForecast) -> str:
     else:
         worst = max(forecast.workers, key=lambda worker: worker.memory.peak_bytes - (worker.memory_limit_bytes or 0))
         needed, limit = worst.memory.peak_bytes, worst.memory_limit_bytes
+    return memory_text(needed, limit)
+
+
+def memory_text(needed: int, limit: int | None) -> str:
+    """Return needed and available memory."""
     return f"{format_bytes(needed)} of {format_bytes(limit or 0)}"

@@ -57,6 +57,7 @@ def memory_table(result: AnalyticForecast) -> Table:
                 )
             ),
             rank.largest,
+            rank.when,
         )
         for rank in (result.memory[index] for index in shown)
     )
@@ -64,7 +65,7 @@ def memory_table(result: AnalyticForecast) -> Table:
         title="peak memory by pipeline rank",
         columns=(
             *number_columns("rank", "parameters", "gradients", "optimizer", "activations", "other", "peak"),
-            *text_columns("largest"),
+            *text_columns("largest", "when"),
         ),
         rows=rows,
     )

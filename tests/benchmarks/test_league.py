@@ -56,7 +56,7 @@ def tables(tmp_path: Path, benchmark_paths: None) -> dict[str, dict[str, Any]]:
     """The figures of each table of the sample."""
     import league
     from stagewright.analytic.forecast import forecast_layout
-    from stagewright.analytic.named_cluster import named_cluster
+    from stagewright.analytic.hardware.named_cluster import named_cluster
     from tables import own, published
 
     (tmp_path / "megatron_a100.csv").write_text(MEGATRON)

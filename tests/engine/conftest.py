@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(
-    0, str(Path(__file__).parent / "support")
-)  # workers that are started from here import `pool` and `jobs` by name
+SUPPORT = Path(__file__).parent / "support"
+sys.path[:0] = [str(SUPPORT), str(SUPPORT / "axes")]  # workers started from here import `pool` and `jobs` by name
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Pool:
 
 def _serve(rank: int, num_workers: int, pipe: Connection) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", RANK=str(rank))
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE / "axes")]
     import torch
     import torch.distributed as dist
 

@@ -28,18 +28,7 @@ def lone_group() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def pool_of() -> Iterator[Callable[[int], Any]]:
     """``pool_of(n)``: n workers; one pool at a time is alive beside the single worker that is the reference."""
-    from pool import Pool
+    from pool import pools
 
-    alive: dict[int, Any] = {}
-
-    def get(num_workers: int) -> Any:
-        pool = alive.get(num_workers)
-        if pool is None or not all(process.is_alive() for process in pool.processes):
-            for other in [size for size in alive if size not in (1, num_workers)]:
-                alive.pop(other).close()
-            alive[num_workers] = Pool(num_workers)
-        return alive[num_workers]
-
-    yield get
-    for pool in alive.values():
-        pool.close()
+    with pools(keep=(1,)) as get:
+        yield get

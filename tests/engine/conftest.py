@@ -27,8 +27,8 @@ def lone_group() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def pool_of() -> Iterator[Callable[[int], Any]]:
-    """``pool_of(n)``: n workers; one pool at a time is alive beside the single worker that is the reference."""
+    """``pool_of(n)``: n workers; pools of 1 and 2, which most tests use, stay alive beside the last other one."""
     from pool import pools
 
-    with pools(keep=(1,)) as get:
+    with pools(keep=(1, 2)) as get:
         yield get

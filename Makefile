@@ -5,6 +5,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
 
+# Tests start many interpreters: bytecode is compiled once, also where the environment says not to write it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo browser test test-fast test-long check format bench docs clean
 

@@ -9,7 +9,7 @@
 
 Each time is that of a burst of calls between two CUDA events, so launches overlap with kernels as in training; the
 median of three bursts. `sustained` repeats one matrix product for seconds: the clock drops under load. Writes JSON;
-The constants of `stagewright.analytic.kernels` are fitted on such a file.
+The constants of `stagewright.analytic.hardware.kernels` are fitted on such a file.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from record import write_record
 from stagewright.analytic.forecast import AnalyticForecast, forecast_layout, step_model
-from stagewright.analytic.named_cluster import named_cluster
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.cluster.cluster import Cluster
 from tables.own import own_steps
 from tables.published import STALL_S, megatron, nanotron, simumax

@@ -29,7 +29,6 @@ import torch.distributed as dist
 from verified import verified_runner
 from whole_model import WholeModel, WholeTime, with_whole_time
 
-from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.files.atomic import save_text
 from stagewright.planner.calibration.calibrate import Calibration, calibrate_from_rounds
 from stagewright.planner.calibration.job import Probe, gather_rounds
@@ -43,8 +42,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     runner, batch, parity = verified_runner(plan, context)
     gc.collect()
     gc.freeze()
-    trainable = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(plan.optimizer, trainable)
+    optimizer = runner.make_optimizer()
 
     def step() -> float:
         start = time.perf_counter()
@@ -61,7 +59,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
 
     runner.memory.reset_peak()
     if plan.training:
-        with runner.track_memory():
+        with runner.memory.tracking():
             step()
             runner.memory.follow_optimizer(optimizer)
             runner.memory.begin_rows()

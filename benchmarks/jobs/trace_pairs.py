@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 from stagewright.engine.parallel.model import capture_for, load_model
-from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.worker.recorder import recorder
 from stagewright.zoo.model import Batch
@@ -23,8 +22,7 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
     model = load_model(plan, context)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     runner = StepRunner(plan, model, context, capture_for(plan, model))
-    trainable = [parameter for parameter in runner.part.module.parameters() if parameter.requires_grad]
-    optimizer = make_optimizer(plan.optimizer, trainable)
+    optimizer = runner.make_optimizer()
 
     def step() -> None:
         runner.part.zero_gradients()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.analytic.forecast import forecast_layout
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.layout import Layout
-from stagewright.analytic.named_cluster import named_cluster
 from stagewright.analytic.shape import Experts, LatentAttention, TransformerShape
 from tables.row import Row
 

@@ -12,9 +12,9 @@ import pytest
 
 import stagewright as sw
 from stagewright.analytic.forecast import forecast_layout
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.models import known_models, load_shape
-from stagewright.analytic.named_cluster import named_cluster
 from stagewright.analytic.shape import TransformerShape
 from stagewright.errors import UsageError
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from stagewright.analytic.forecast import forecast_layout
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import ahead_bytes
-from stagewright.analytic.named_cluster import named_cluster
 from stagewright.analytic.shape import TransformerShape
 
 SHAPE = TransformerShape(

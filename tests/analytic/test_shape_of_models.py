@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from stagewright.analytic.block import Operator, Operators
-from stagewright.analytic.devices import accelerators
-from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.hardware.devices import accelerators
+from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.models import load_shape
 from stagewright.analytic.shape import TransformerShape

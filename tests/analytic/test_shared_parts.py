@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stagewright.analytic.block import Operators
-from stagewright.analytic.devices import accelerator_of
 from stagewright.analytic.forecast import forecast_layout, step_model
+from stagewright.analytic.hardware.devices import accelerator_of
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.models import load_shape
-from stagewright.analytic.named_cluster import named_cluster
 from stagewright.analytic.pipeline import APART, SharedParts
 from stagewright.analytic.step import StepModel
 

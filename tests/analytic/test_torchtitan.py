@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.analytic.forecast import forecast_layout
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.models import load_shape
-from stagewright.analytic.named_cluster import named_cluster
 from stagewright.analytic.torchtitan import better_layouts, read_torchtitan, torchtitan_changes
 from stagewright.errors import UsageError
 

@@ -56,7 +56,7 @@ def tables(tmp_path: Path, benchmark_paths: None) -> dict[str, dict[str, Any]]:
     """The figures of each table of the sample."""
     import league
     from stagewright.analytic.forecast import forecast_layout
-    from stagewright.analytic.named_cluster import named_cluster
+    from stagewright.analytic.hardware.named_cluster import named_cluster
     from tables import own, published
 
     (tmp_path / "megatron_a100.csv").write_text(MEGATRON)
@@ -111,17 +111,12 @@ def test_blocks_of_nanotron(benchmark_paths: None) -> None:
 def test_stalled_runs_of_nanotron(tmp_path: Path, benchmark_paths: None) -> None:
     from tables import published
 
-    (tmp_path / "nanotron.csv").write_text(
-        NANOTRON.splitlines()[0]
-        + """
-x2,64.0,8.0,16.0,4.0,1.0,8.0,4.0,256.0,0.0,1000.0,10.0
-x2,16.0,2.0,32.0,2.0,1.0,8.0,16.0,256.0,0.0,1000.0,10.0
-x2,8.0,8.0,2.0,4.0,0.0,1.0,32.0,256.0,0.0,1000.0,10.0
-x3,4.0,8.0,1.0,4.0,1.0,2.0,16.0,256.0,0.0,1000.0,10.0
-x2,64.0,32.0,16.0,1.0,1.0,8.0,1.0,256.0,0.0,1000.0,10.0
-x2,8.0,8.0,2.0,4.0,1.0,1.0,32.0,256.0,0.0,1000.0,10.0
-"""
+    layouts = (
+        *("x2,64,8,16,4,1,8,4", "x2,16,2,32,2,1,8,16", "x2,8,8,2,4,0,1,32", "x3,4,8,1,4,1,2,16"),
+        *("x2,64,32,16,1,1,8,1", "x2,8,8,2,4,1,1,32"),
     )
+    lines = [NANOTRON.splitlines()[0], *(f"{layout},256,0.0,1000.0,10.0" for layout in layouts)]
+    (tmp_path / "nanotron.csv").write_text("\n".join(lines) + "\n")
     stalled = [row.layout.message_stall_s > 0 for row in published.nanotron(tmp_path / "nanotron.csv")]
     assert stalled == [True, True, True, True, False, False]
 

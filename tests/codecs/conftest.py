@@ -18,18 +18,7 @@ for folder in (HERE, HERE.parent / "engine" / "support"):  # workers import `poo
 @pytest.fixture(scope="session")
 def pool_of() -> Iterator[Callable[[int], Any]]:
     """``pool_of(n)``: n workers; one pool at a time is alive."""
-    from pool import Pool
+    from pool import pools
 
-    alive: dict[int, Any] = {}
-
-    def get(num_workers: int) -> Any:
-        pool = alive.get(num_workers)
-        if pool is None or not all(process.is_alive() for process in pool.processes):
-            for other in list(alive):
-                alive.pop(other).close()
-            alive[num_workers] = Pool(num_workers)
-        return alive[num_workers]
-
-    yield get
-    for pool in alive.values():
-        pool.close()
+    with pools() as get:
+        yield get

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(
-    0, str(Path(__file__).parent / "support")
-)  # workers that are started from here import `pool` and `jobs` by name
+SUPPORT = Path(__file__).parent / "support"
+sys.path[:0] = [str(SUPPORT), str(SUPPORT / "axes")]  # workers started from here import `pool` and `jobs` by name
 
 
 @pytest.fixture
@@ -28,19 +27,8 @@ def lone_group() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def pool_of() -> Iterator[Callable[[int], Any]]:
-    """``pool_of(n)``: n workers; one pool at a time is alive beside the single worker that is the reference."""
-    from pool import Pool
+    """``pool_of(n)``: n workers; pools of 1 and 2, which most tests use, stay alive beside the last other one."""
+    from pool import pools
 
-    alive: dict[int, Any] = {}
-
-    def get(num_workers: int) -> Any:
-        pool = alive.get(num_workers)
-        if pool is None or not all(process.is_alive() for process in pool.processes):
-            for other in [size for size in alive if size not in (1, num_workers)]:
-                alive.pop(other).close()
-            alive[num_workers] = Pool(num_workers)
-        return alive[num_workers]
-
-    yield get
-    for pool in alive.values():
-        pool.close()
+    with pools(keep=(1, 2)) as get:
+        yield get

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz import targets
 from fuzz.mutate import mutate
+from fuzz.socket_targets import live_page, wire
 from fuzz.targets import TARGETS, Target
 from stagewright.errors import RunError, StagewrightError
 
-ALL_TARGETS: tuple[Callable[..., object], ...] = (*TARGETS, targets.live_page)
+ALL_TARGETS: tuple[Callable[..., object], ...] = (*TARGETS, wire, live_page)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class Outcome:
 
 def fuzz(make: Callable[..., object], folder: Path, num_cases: int, *, whole: bool) -> Outcome:
     """Fuzz a target; slow ones get fewer cases, with ``whole`` only the report."""
-    if make is targets.live_page:
-        with targets.live_page(folder) as target:
+    if make is live_page:
+        with live_page(folder) as target:
             return read_variants(target, num_cases)
     target = make(folder)  # type: ignore[assignment]
     share = max(target.share * 5, 0.2) if whole else target.share

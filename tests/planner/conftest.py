@@ -137,3 +137,20 @@ def equal_amounts(units: Sequence[UnitProfile]) -> list[dict[str, Any]]:
     """All of units that is counted and not timed, for comparing models of different origin."""
     names = ("parameters", "parameter_bytes", "saved_bytes", "buffer_bytes", "macs", "output_bytes", "crossing_bytes")
     return [{name: getattr(one, name) for name in (*names, "recompute_saved_bytes")} for one in units]
+
+
+def layers_to_recompute(count: int) -> list[UnitProfile]:
+    """Equal layers, each of which saves 1000 bytes, or 50 if it is recomputed."""
+    return [
+        unit(
+            f"layers.{index}",
+            1.0,
+            (1.0, 1.0),
+            saved_bytes=Amount(total=1000),
+            recompute_saved_bytes=50,
+            output_bytes=50,
+            crossing_bytes=50,
+            parameter_bytes=Amount(total=100),
+        )
+        for index in range(count)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.planner.conftest import MadeSource, plan_of, random_units
+from tests.planner.conftest import MadeSource, layers_to_recompute, plan_of, random_units
 
 from made_profiles import equal_units, profile_of, unit
 from stagewright.errors import UsageError
@@ -266,20 +266,8 @@ def test_a_stage_recomputed_has_its_inputs_and_a_tied_gradient_already() -> None
 @pytest.mark.parametrize("kind", ["batch", "layers"])
 def test_as_few_units_as_memory_requires(kind: str) -> None:
     """Recomputed one by one, units allow at least the size of any uniform policy, and no unit more than needed."""
-    units = [
-        unit(
-            f"layers.{index}",
-            1.0,
-            (1.0, 1.0),
-            saved_bytes=Amount(total=1000),
-            recompute_saved_bytes=50,
-            output_bytes=50,
-            crossing_bytes=50,
-            parameter_bytes=Amount(total=100),
-        )
-        for index in range(6)
-    ]
-    source = MadeSource(units=tuple(replace(one, block=one.name) for one in units))
+    units = layers_to_recompute(6)
+    source = MadeSource(units=tuple(replace(unit, block=unit.name) for unit in units))
     sized, limit = {"batch": batches(source), "layers": layers(source)}[kind], 40_000
     rows = fit_strategies(
         BASE, 2, limit, memory_of(sized), kind, now=8, microbatches=4, by_unit=memory_by_unit(sized, limit)

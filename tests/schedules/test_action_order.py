@@ -34,13 +34,15 @@ def check(actions: Actions, num_stages: int, num_microbatches: int, *, training:
     queues = [list(line) for line in actions]
 
     def ready(action: Action) -> bool:
-        stage, number = action.stage, action.microbatch
-        if action.kind is Kind.FORWARD:
-            return stage == 0 or (Kind.FORWARD, stage - 1, number) in done
         if action.kind is Kind.BACKWARD_WEIGHT:
-            return (Kind.BACKWARD_INPUT, stage, number) in done
-        behind = {(Kind.BACKWARD, stage + 1, number), (Kind.BACKWARD_INPUT, stage + 1, number)}
-        return (Kind.FORWARD, stage, number) in done and (stage == num_stages - 1 or bool(behind & done))
+            return (Kind.BACKWARD_INPUT, action.stage, action.microbatch) in done
+        before = [{Kind.FORWARD}] * action.stage  # what is done on each stage that the micro-batch passed
+        if action.kind is not Kind.FORWARD:
+            before = [{Kind.FORWARD}] * (action.stage + 1)
+            before += [{Kind.BACKWARD, Kind.BACKWARD_INPUT}] * (num_stages - action.stage - 1)
+        return all(
+            any((kind, stage, action.microbatch) in done for kind in kinds) for stage, kinds in enumerate(before)
+        )
 
     while any(queues):
         moved = False

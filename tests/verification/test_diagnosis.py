@@ -37,10 +37,6 @@ def test_short_formats_have_their_own_tolerance(dtype: torch.dtype, tmp_path: Pa
     assert 4 * eps <= min(t.tolerance for t in verdict.tensors if t.phase == "backward") < 0.5
 
 
-def _swap_halves(rank: int, model: Any) -> None:
-    model[0].weight.data.copy_(model[0].weight.data.roll(8, 0))
-
-
 @pytest.mark.parametrize(
     ("options", "module", "cause"),
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from stagewright.analytic.devices import Accelerator, accelerator_of
-from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.hardware.devices import Accelerator, accelerator_of
+from stagewright.analytic.hardware.kernels import Kernels
+from stagewright.analytic.hardware.named_cluster import network_of, rank_speeds
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory
-from stagewright.analytic.named_cluster import network_of, rank_speeds
 from stagewright.analytic.pipeline import shared_parts
 from stagewright.analytic.plan_layout import layout_of
 from stagewright.analytic.shape import TransformerShape

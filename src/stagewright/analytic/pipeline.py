@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import Literal, TypeAlias
 
 from stagewright.analytic.block import Operator
-from stagewright.analytic.collectives import Network
-from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.hardware.collectives import Network
+from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.shape import TransformerShape
 from stagewright.schedules.rules import SCHEDULES

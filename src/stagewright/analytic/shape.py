@@ -147,11 +147,6 @@ class TransformerShape:
         return shared + self.width * self.experts.num_experts
 
     @property
-    def block_parameters(self) -> int:
-        """Parameters of one dense block, without norms and biases."""
-        return self.attention_parameters + self.dense_parameters
-
-    @property
     def parameters(self) -> int:
         """Parameters of the model."""
         ends = self.vocabulary * self.width * (1 if self.tied else 2)

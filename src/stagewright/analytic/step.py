@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from stagewright.analytic.block import Operator, Operators
-from stagewright.analytic.collectives import Network
-from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.hardware.collectives import Network
+from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory, ahead_bytes, block_saved_bytes, moe_blocks, rank_parameters
 from stagewright.analytic.pipeline import (

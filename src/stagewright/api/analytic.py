@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagewright.analytic.devices import efficient_device
 from stagewright.analytic.forecast import AnalyticForecast, forecast_layout, forecast_plan
+from stagewright.analytic.hardware.devices import efficient_device
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.models import load_shape
 from stagewright.analytic.shape import TransformerShape

@@ -7,20 +7,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stagewright.api.forecast import search_order
 from stagewright.api.inputs import parse_devices, parse_strategies, split_options
-from stagewright.api.order import search_order
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
-from stagewright.engine.jobs.compare import compare as run_plans, strategy_plans
+from stagewright.engine.jobs.compare import compare as run_plans
 from stagewright.engine.parallel.resolve import check_cuts
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import UsageError
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import check_root
+from stagewright.spec.cuda_graphs import can_be_graphs
 from stagewright.spec.local_check import check_on_this_machine
+from stagewright.spec.optimizer_in_backward import can_step_in_backward
 from stagewright.spec.plan import ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import check_plan
-from stagewright.spec.strategy import sharding_name
+from stagewright.spec.strategy import parse_strategy, sharding_name
+from stagewright.spec.unequal_devices import first_speeds
 
 DEFAULT_BATCH = 32
 DEFAULT_STRATEGIES = ("serial", "data", "tensor", "pipeline")
@@ -157,6 +160,46 @@ def compare_strategies(
     if all(row.refused for row in rows):
         raise UsageError(str(rows[0].error))
     return Comparison(plan=base, rows=tuple(rows))
+
+
+def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, microbatches: int) -> list[Plan]:
+    """Make one plan per strategy: a name (serial, data, zero1, fsdp, tensor, pipeline) or a mesh: ``dp=2,pp=2``."""
+    plans = []
+    for text in strategies:
+        strategy = parse_strategy(text, num_devices, base.fsdp_shards)
+        mesh, zero = strategy.mesh, strategy.zero
+        if mesh.num_workers > num_devices:
+            raise UsageError(
+                f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
+                f"use --devices {mesh.num_workers}"
+            )
+        is_pipeline = mesh.pipeline > 1
+        shard = zero == 3 or (base.shard and mesh.data > 1 and not zero)
+        plans.append(
+            replace(
+                base,
+                mesh=mesh,
+                devices=base.devices[: mesh.num_workers],
+                speeds=first_speeds(base.speeds, mesh.num_workers),
+                microbatches=microbatches if is_pipeline else 1,
+                schedule=base.schedule if is_pipeline else "1f1b",
+                actions=base.actions if is_pipeline else (),
+                stages=base.stages if is_pipeline else None,
+                cuts=base.cuts if is_pipeline else (),
+                placement=base.placement if is_pipeline else "auto",
+                shard=shard,
+                fsdp_shards=(strategy.fsdp_shards or base.fsdp_shards) if shard else None,
+                fsdp_gather=base.fsdp_gather if shard else "auto",
+                zero=zero if zero in (1, 2) else base.zero if mesh.data > 1 and not zero else 0,
+                vocab_parallel=base.vocab_parallel and mesh.tensor > 1,
+                sequence_parallel=base.sequence_parallel and mesh.tensor > 1,
+                optimizer_in_backward=base.optimizer_in_backward and can_step_in_backward(mesh),
+                cuda_graphs=base.cuda_graphs and can_be_graphs(mesh),
+                codec=base.codec if is_pipeline else "none",
+                codec_backward=base.codec_backward if is_pipeline else None,
+            )
+        )
+    return plans
 
 
 def run_plan(

@@ -28,6 +28,8 @@ from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.topology import Topology
 from stagewright.simulator.what_if import with_links, with_perfect_balance, without_communication
 from stagewright.spec.plan import AXES, Axis, Plan
+from stagewright.spec.plan_rules import check_plan
+from stagewright.spec.searched_order import lacks_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,3 +259,15 @@ def _options(options: dict[str, Any]) -> tuple[WhatIf, Measuring]:
         WhatIf(**{name: value for name, value in options.items() if name in changes}),
         Measuring(**{name: value for name, value in options.items() if name in measures}),
     )
+
+
+def search_order(plan: Plan, progress: Progress) -> Plan:
+    """Measure the model and search the plan's order, if it has none; a plan that would be refused stays as it is."""
+    if not lacks_order(plan):
+        return plan
+    try:
+        check_plan(plan)
+    except UsageError:
+        return plan
+    progress.note(f"{plan.mesh.strategy}: measuring, and searching the order of actions …")
+    return measure_plan(plan, None, Measuring(), progress).plan

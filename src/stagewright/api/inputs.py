@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from stagewright.analytic.named_cluster import is_cluster_name, named_cluster
+from stagewright.analytic.hardware.named_cluster import is_cluster_name, named_cluster
 from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
 from stagewright.cluster.device import Device

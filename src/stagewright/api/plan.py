@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stagewright.analytic.devices import efficient_device
+from stagewright.analytic.hardware.devices import efficient_device
 from stagewright.analytic.models import load_shape
 from stagewright.api.forecast import Measuring
 from stagewright.api.inputs import check_names, load_cluster, split_options

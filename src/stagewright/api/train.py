@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from stagewright.api.forecast import search_order
 from stagewright.api.inputs import load_plan, parse_devices, split_options
 from stagewright.api.metric_log import MetricLog, check_logger
-from stagewright.api.order import search_order
 from stagewright.api.progress import SILENT, Progress
 from stagewright.display import Displayed
 from stagewright.engine.jobs.elastic import train_elastic

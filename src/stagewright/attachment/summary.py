@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stagewright.analytic.devices import find_accelerator
+from stagewright.analytic.hardware.devices import find_accelerator
 from stagewright.errors import UsageError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.trace.attached import attached_profiles, read_marker

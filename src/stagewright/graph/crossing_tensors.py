@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from stagewright.errors import CaptureError
-from stagewright.graph.glue import Glue
+from stagewright.graph.glue.operations import Glue
 from stagewright.graph.symbolic_shapes import num_bytes
 
 _INFINITE = 1 << 62

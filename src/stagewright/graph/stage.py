@@ -22,7 +22,7 @@ from torch import fx, nn
 from stagewright.errors import UsageError
 from stagewright.graph.contexts import enter_context, exit_all_contexts, exit_context
 from stagewright.graph.cut import Crossing, UnitCall
-from stagewright.graph.glue import Glue
+from stagewright.graph.glue.operations import Glue
 from stagewright.graph.symbolic_shapes import as_linear
 
 _numbers = itertools.count()

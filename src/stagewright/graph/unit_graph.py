@@ -21,8 +21,8 @@ from stagewright.graph.contexts import exit_all_contexts
 from stagewright.graph.crossing_tensors import find_crossings
 from stagewright.graph.cut import Crossing, Cut, UnitCall
 from stagewright.graph.equivalence import find_difference
-from stagewright.graph.glue import Glue, analyze_glue
-from stagewright.graph.glue_segments import RecordedGlue, record_glue
+from stagewright.graph.glue.operations import Glue, analyze_glue
+from stagewright.graph.glue.segments import RecordedGlue, record_glue
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage, build_stage
 from stagewright.graph.symbolic_shapes import batch_dim, num_bytes, shape_at

@@ -15,7 +15,7 @@ from torch import fx, nn
 from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.graph.cut import UnitCall
-from stagewright.graph.glue_segments import RecordedGlue
+from stagewright.graph.glue.segments import RecordedGlue
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import RecordedCall, UnitGraph

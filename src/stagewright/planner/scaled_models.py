@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from stagewright.analytic.devices import accelerators
 from stagewright.analytic.forecast import step_model
+from stagewright.analytic.hardware.devices import accelerators
 from stagewright.analytic.plan_layout import layout_of
 from stagewright.analytic.shape import TransformerShape
 from stagewright.cluster.cluster import Cluster, DeviceGroup

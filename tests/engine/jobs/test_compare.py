@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from stagewright.api.compare import strategy_plans
 from stagewright.cluster.device import usable_cores
 from stagewright.engine.jobs import compare as module
-from stagewright.engine.jobs.compare import compare, median_rows, run_plan, strategy_plans
+from stagewright.engine.jobs.compare import compare, median_rows, run_plan
 from stagewright.errors import RunError, RunTerminated, UsageError
 from stagewright.runs.index import RunIndex
 from stagewright.runs.result import RunResult

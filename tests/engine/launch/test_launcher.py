@@ -78,6 +78,22 @@ def test_what_the_watcher_of_a_run_raises_ends_it(plan: Plan, tmp_path: Path) ->
         launch(plan, RunFolder(tmp_path), job="tiny_jobs:goes_on", timeout_s=200, on_poll=poll)
 
 
+def test_a_worker_that_is_killed_while_it_reports_to_torch(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch then reads an empty file; the fault is still that of the worker which failed first."""
+    monitor = LocalElasticAgent._monitor_workers
+
+    def read_nothing(agent: Any, group: Any) -> Any:
+        if agent._failed():
+            raise EOFError("Ran out of input")
+        return monitor(agent, group)
+
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", read_nothing)
+    with pytest.raises(RunError, match=r"worker 1 .* failed: ValueError: boom in the middle"):
+        launch(plan, RunFolder(tmp_path), job="tiny_jobs:raises", timeout_s=200)
+
+
 def test_an_earlier_failure_in_the_same_folder_is_forgotten(plan: Plan, tmp_path: Path) -> None:
     folder = tmp_path / "workers" / "0"
     folder.mkdir(parents=True)

@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import sys
 import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -66,9 +68,29 @@ class Pool:
             process.join()
 
 
+@contextmanager
+def pools(keep: Collection[int] = ()) -> Iterator[Callable[[int], Pool]]:
+    """Yield ``pool_of(n)``: n workers; one pool at a time is alive, beside those of the sizes to keep."""
+    alive: dict[int, Pool] = {}
+
+    def get(num_workers: int) -> Pool:
+        pool = alive.get(num_workers)
+        if pool is None or not all(process.is_alive() for process in pool.processes):
+            for other in [size for size in alive if size not in (*keep, num_workers)]:
+                alive.pop(other).close()
+            alive[num_workers] = Pool(num_workers)
+        return alive[num_workers]
+
+    try:
+        yield get
+    finally:
+        for pool in alive.values():
+            pool.close()
+
+
 def _serve(rank: int, num_workers: int, pipe: Connection) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1", RANK=str(rank))
-    sys.path.insert(0, str(HERE))
+    sys.path[:0] = [str(HERE), str(HERE / "axes")]
     import torch
     import torch.distributed as dist
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from stagewright.errors import UnknownName, UsageError
 from stagewright.fabric.collectives.algorithms import ALGORITHMS, ALL_REDUCE, bus_factor, collective
 from stagewright.fabric.collectives.collective import Collective, Move, chunk_bounds
-from stagewright.fabric.collectives.simulate import bytes_sent, find_errors, ideal_s
+from stagewright.fabric.collectives.simulate import bytes_sent, ideal_s
 
 
 def execute(
@@ -27,6 +27,42 @@ def execute(
                 values = held[move.destination][move.chunk] + values
             held[move.destination][move.chunk] = values
     return held
+
+
+def find_errors(collective: Collective) -> list[str]:
+    """Return the errors of the moves as sentences; empty if the result is correct.
+
+    Moves of a step read the state before the step. In one step a rank must not both write and send a chunk, nor copy
+    into it twice: an engine would send a mix of both.
+    """
+    held = dict(collective.before)
+    errors = []
+    for step, moves in itertools.groupby(collective.moves, key=lambda move: move.step):
+        snapshot = dict(held)
+        sent = set()
+        written: set[tuple[int, int]] = set()
+        for move in moves:
+            source, destination = (move.source, move.chunk), (move.destination, move.chunk)
+            if move.source == move.destination:
+                errors.append(f"step {step}: rank {move.source} sends chunk {move.chunk} to itself")
+            if source not in snapshot:
+                errors.append(f"step {step}: rank {move.source} sends chunk {move.chunk}, which it does not have")
+                continue
+            sent.add(source)
+            if move.action == "reduce":
+                if held.get(destination, 0) & snapshot[source]:
+                    errors.append(f"step {step}: rank {move.destination} reduces a value into chunk {move.chunk} twice")
+                held[destination] = held.get(destination, 0) | snapshot[source]
+            else:
+                if destination in written:
+                    errors.append(f"step {step}: chunk {move.chunk} of rank {move.destination} is written twice")
+                held[destination] = snapshot[source]
+            written.add(destination)
+        errors += [f"step {step}: rank {rank} sends chunk {chunk} while it changes" for rank, chunk in sent & written]
+    for (rank, chunk), expected in collective.after.items():
+        if held.get((rank, chunk)) != expected:
+            errors.append(f"at the end chunk {chunk} of rank {rank} is {held.get((rank, chunk))}, expected {expected}")
+    return errors
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

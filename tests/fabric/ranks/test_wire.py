@@ -14,18 +14,30 @@ import pytest
 
 from stagewright.errors import RunError, UsageError
 from stagewright.fabric.ranks import agent
+from stagewright.fabric.ranks.connections import receive_exactly
 from stagewright.fabric.ranks.coordinator import Coordinator, RankLocation, Settings
 from stagewright.fabric.ranks.wire import (
     TO_COORDINATOR,
     TO_RANK,
     Channel,
+    CoordinatorHandshake,
     authenticate_agent,
-    authenticate_coordinator,
     check_token,
 )
 from stagewright.fabric.traffic.workload import from_sizes
 
 TOKEN = "a token of at least 16"
+
+
+def authenticate_coordinator(connection: socket.socket, token: bytes, limit_s: float = 60.0) -> Channel:
+    """Authenticate with one coordinator, on the agent's end, within a time limit for the whole handshake."""
+    handshake, until_s = CoordinatorHandshake(token), time.monotonic() + limit_s
+    while handshake.key is None:
+        answer = handshake.receive(receive_exactly(connection, handshake.num_missing, until_s))
+        if answer:
+            connection.sendall(answer)
+    connection.settimeout(None)
+    return Channel(connection, handshake.key, accepts=TO_RANK)
 
 
 def meet(one: bytes, two: bytes) -> tuple[Any, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import stagewright as sw
-from stagewright.analytic.devices import efficient_device
+from stagewright.analytic.hardware.devices import efficient_device
+from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.models import load_shape
-from stagewright.analytic.named_cluster import named_cluster
 from stagewright.errors import UsageError
 from stagewright.planner.search.analytic import AnalyticSearch
 from stagewright.planner.search.price import device_counts

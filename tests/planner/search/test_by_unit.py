@@ -6,32 +6,18 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from tests.planner.conftest import MadeSource, cluster_of, plan_of
+from tests.planner.conftest import MadeSource, cluster_of, layers_to_recompute, plan_of
 
-from made_profiles import unit
 from stagewright.cluster.cluster import Link
 from stagewright.errors import UsageError
 from stagewright.planner.search.by_unit import recompute_units
 from stagewright.planner.search.candidates import CandidateBuilder
 from stagewright.planner.search.search import search
-from stagewright.profiler.profile import Amount
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.spec.activation_checkpointing import can_recompute_units
 from stagewright.spec.plan import Mesh, Plan
 
-UNITS = [
-    unit(
-        f"layers.{index}",
-        1.0,
-        (1.0, 1.0),
-        saved_bytes=Amount(total=1000),
-        recompute_saved_bytes=50,
-        output_bytes=50,
-        crossing_bytes=50,
-        parameter_bytes=Amount(total=100),
-    )
-    for index in range(8)
-]
+UNITS = layers_to_recompute(8)
 SOURCE = MadeSource(units=UNITS)
 
 

@@ -80,7 +80,7 @@ def compare(
     start_fork_server()
     from stagewright.api.compare import DEFAULT_STRATEGIES, compare as run
     from stagewright.report.headline import compare_headline
-    from stagewright.report.tables.compare import compare_remarks, failure_tracebacks
+    from stagewright.report.tables.compare import compare_remarks, comparison_table, failure_tracebacks
 
     if batch is None and catalog.is_factory(model):
         note(f"a step has {_BATCH} samples (set another number with --batch): rows of {model}'s example are repeated")
@@ -131,7 +131,7 @@ def compare(
     if json:
         print_json(comparison.to_dict())
     else:
-        print_table(comparison.table())
+        print_table(comparison_table(comparison))
         print_lines(*compare_remarks(rows))
         answer = compare_headline(rows)
         if answer:

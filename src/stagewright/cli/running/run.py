@@ -54,7 +54,7 @@ def run(
         return
     from stagewright.api.compare import run_plan
     from stagewright.api.inputs import parse_devices
-    from stagewright.report.tables.compare import compare_remarks, failure_tracebacks
+    from stagewright.report.tables.compare import compare_remarks, comparison_table, failure_tracebacks
 
     if devices is not None or not wanted.devices:
         names = parse_devices(devices or wanted.mesh.num_workers, SCREEN)
@@ -63,7 +63,7 @@ def run(
     if json:
         print_json(comparison.to_dict())
     else:
-        print_table(comparison.table())
+        print_table(comparison_table(comparison))
         print_lines(*compare_remarks(comparison.rows))
         for text in failure_tracebacks(comparison.rows):
             note(text)

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from stagewright.engine.batch.batch_norm import reject_sync_batch_norm
 from stagewright.engine.parallel.model import capture_for, load_model
-from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.engine.parallel.resolve import (
     check_worker_plan as check_worker_plan,  # called by the worker
     finalize_plan,
@@ -86,10 +85,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
 def _measure_training(runner: StepRunner, batch: Batch, folder: Any) -> _Measured:
     """Measure training steps: two that count memory, then warm-up steps, then timed ones."""
     plan = runner.plan
-    parameters = list(runner.part.optimizer_parameters().values())
-    optimizer = make_optimizer(plan.optimizer, parameters) if parameters else None
-    if runner.in_backward is not None:
-        runner.in_backward.optimizer = optimizer
+    optimizer = runner.make_optimizer()
 
     def step(number: int) -> tuple[float, PipelineResult, float]:
         start = time.perf_counter()

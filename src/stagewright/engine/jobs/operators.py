@@ -24,7 +24,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from stagewright.engine.jobs.train import load_training_model, options_file, read_options
 from stagewright.engine.launch.launcher import launch
 from stagewright.engine.parallel.model import capture_for, load_model
-from stagewright.engine.parallel.optimizer import make_optimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.worker.clock import write_clock
 from stagewright.engine.worker.context import WorkerContext
@@ -67,10 +66,7 @@ def run_operators(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> 
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     runner = StepRunner(plan, model, context, capture_for(plan, model))
-    parameters = list(runner.part.optimizer_parameters().values())
-    optimizer = make_optimizer(plan.optimizer, parameters) if parameters and plan.training else None
-    if runner.in_backward is not None:
-        runner.in_backward.optimizer = optimizer
+    optimizer = runner.make_optimizer() if plan.training else None
 
     def step() -> None:
         if not plan.training:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import pickle
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -29,7 +30,6 @@ from stagewright.engine.worker.placement import LAUNCHER
 from stagewright.engine.worker.process import is_stopped
 from stagewright.engine.worker.watchdog import STARTING, ProgressClock, blame
 from stagewright.machine.host_memory import oom_kills
-from stagewright.spec.plan import Plan
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
@@ -114,8 +114,8 @@ class Agent(LocalElasticAgent):
         self,
         spec: WorkerSpec,
         folder: Path,
-        plan: Plan,
         *,
+        devices: Sequence[str],
         hang_s: float,
         timeout_s: float | None,
         on_poll: Callable[[], None] | None,
@@ -126,7 +126,7 @@ class Agent(LocalElasticAgent):
         """Faults of workers that ended by themselves."""
         self.verdict: Fault | None = None
         """The fault that ended the run, if no worker ended by itself."""
-        self._folder, self._plan = folder, plan
+        self._folder, self._num_workers, self._devices = folder, spec.local_world_size, devices
         self._timeout_s = timeout_s
         self._on_poll = on_poll
         self._all_ended = False
@@ -159,12 +159,20 @@ class Agent(LocalElasticAgent):
                 self.end_all()
             elif self._on_poll is not None:
                 self._on_poll()
-        result: RunResult = super()._monitor_workers(worker_group)
+        result = self._poll(worker_group)
         if result.is_failed() and not self.faults and self.verdict is None:
             # A worker failed after the check above, and the agent has sent SIGTERM to the others.
             self.faults = [self._fault_of(worker) for worker in self._failed()]
             self.faults = [fault for fault in self.faults if fault.message != signal.SIGTERM.name] or self.faults
             self.end_all()
+        return result
+
+    def _poll(self, worker_group: WorkerGroup) -> RunResult:
+        """Ask torch's agent; a worker that was killed while it wrote its error for torch has failed, too."""
+        try:
+            result: RunResult = super()._monitor_workers(worker_group)
+        except (EOFError, pickle.UnpicklingError):
+            return RunResult(state=WorkerState.FAILED)
         return result
 
     def _shutdown(self, *args: Any, **options: Any) -> None:
@@ -231,7 +239,7 @@ class Agent(LocalElasticAgent):
         if oom_kills() == self._kills:
             return " (the system may have run out of memory)"
         return (
-            f" (the system ran out of memory and killed a process; each of {self._plan.mesh.num_workers} workers "
+            f" (the system ran out of memory and killed a process; each of {self._num_workers} workers "
             "builds the whole model before it keeps its part: use fewer here, a smaller batch or more machines)"
         )
 
@@ -240,7 +248,7 @@ class Agent(LocalElasticAgent):
             worker=worker,
             kind=kind,
             message=message,
-            device=self._plan.devices[worker] if worker is not None and self._plan.devices else "",
+            device=self._devices[worker] if worker is not None and self._devices else "",
             doing=Doing() if worker is None else self._doing(worker),
             traceback=where,
             time_ns=time.time_ns(),

@@ -71,7 +71,7 @@ def launch(
             monitor_interval=POLL_S,
             local_addr=LOOPBACK,
         )
-        agent = Agent(spec, folder, plan, hang_s=hang_s, timeout_s=timeout_s, on_poll=on_poll)
+        agent = Agent(spec, folder, devices=plan.devices, hang_s=hang_s, timeout_s=timeout_s, on_poll=on_poll)
         try:
             result = agent.run()
         except SignalException as interruption:

@@ -27,10 +27,15 @@ from stagewright.engine.data.keep_differentiable import keep_loss_differentiable
 from stagewright.engine.data.zero import GradientReduceScatter
 from stagewright.engine.parallel.compilation import compile_part
 from stagewright.engine.parallel.gradient_sync import GradientSync
-from stagewright.engine.parallel.local_step import changes_elements, step_shards
 from stagewright.engine.parallel.loss_scale import LossScaler
 from stagewright.engine.parallel.model_part import ModelPart
-from stagewright.engine.parallel.optimizer import OptimizerInBackward
+from stagewright.engine.parallel.optimizer import (
+    MakeOptimizer,
+    OptimizerInBackward,
+    changes_elements,
+    make_optimizer,
+    step_shards,
+)
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import CheckpointedForward
 from stagewright.engine.pipeline.activation_offload import ActivationOffload, offload_units
@@ -47,7 +52,7 @@ from stagewright.engine.worker.recorder import recorder
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.schedules.action_order import Action, Kind
 from stagewright.spec.activation_checkpointing import offloaded_units, recomputes_stages
-from stagewright.spec.plan import Plan
+from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.zoo.model import Batch, Model
 
 _ACTION_NAMES = {kind: f"backward ({kind.value})" for kind in Kind}
@@ -77,7 +82,7 @@ class StepRunner:
         if plan.training and plan.precision == "fp16-mixed":
             self.scaler = LossScaler(plan.mesh.num_workers, context.torch_device)
         self.in_backward: OptimizerInBackward | None = None
-        """The optimizer steps inside backward, if the plan has any; its optimizer is to be set."""
+        """The optimizer steps inside backward, if the plan has any; `make_optimizer` sets its optimizer."""
         if plan.optimizer_in_backward:
             self.in_backward = OptimizerInBackward(self.sync.final_parameters(), self.memory.count_gradient)
         self.step_number = 0
@@ -100,6 +105,17 @@ class StepRunner:
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
         self.memory.follow_module(self.part.module)
         compile_part(self.part.stages, self.part.graph, self.part.compile_mode)
+
+    def make_optimizer(self, make: MakeOptimizer | OptimizerSpec | None = None) -> torch.optim.Optimizer | None:
+        """Make this worker's optimizer, by default the plan's; None if it has nothing to train."""
+        parameters = list(self.part.optimizer_parameters().values())
+        if not parameters:
+            return None
+        make = self.plan.optimizer if make is None else make
+        optimizer = make_optimizer(make, parameters) if isinstance(make, OptimizerSpec) else make(parameters)
+        if self.in_backward is not None:
+            self.in_backward.optimizer = optimizer
+        return optimizer
 
     def train_step(
         self, batch: Batch | ReplicaShare | Sequence[Batch], *, keep_outputs: bool = False

@@ -27,7 +27,7 @@ from stagewright.engine.batch.splitter import ReplicaShare
 from stagewright.engine.parallel.distributed_state import DistributedState
 from stagewright.engine.parallel.evaluation import Evaluation, Evaluator, in_eval_mode
 from stagewright.engine.parallel.model import capture_for, cut_indices
-from stagewright.engine.parallel.optimizer import MakeOptimizer, make_optimizer
+from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.resolve import finalize_plan
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.state.checkpoint import Checkpoint, write_checkpoint, write_safetensors
@@ -105,15 +105,10 @@ class Trainer:
         self.runner = StepRunner(plan, model, context, graph, count_items)
         self._state.bind(self.runner.part)
         self._evaluator = Evaluator(self.runner, evaluation_graph)
-        parameters = list(self.runner.part.optimizer_parameters().values())
-        make = plan.optimizer if optimizer is None else optimizer
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer = self.runner.make_optimizer(optimizer)
         """This worker's optimizer; None if it has nothing to train. Learning rates may be changed between steps."""
-        if parameters:
-            self.optimizer = make_optimizer(make, parameters) if isinstance(make, OptimizerSpec) else make(parameters)
+        if self.optimizer is not None:
             self.runner.memory.follow_optimizer(self.optimizer)
-            if self.runner.in_backward is not None:
-                self.runner.in_backward.optimizer = self.optimizer
 
     @property
     def step_number(self) -> int:

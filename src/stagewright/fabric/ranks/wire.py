@@ -154,14 +154,3 @@ class CoordinatorHandshake:
             raise RunError("the coordinator has another token")
         self.key = keyed_digest(self._token, b"key" + self._nonces)
         return b""
-
-
-def authenticate_coordinator(connection: socket.socket, token: bytes, limit_s: float = MEET_S) -> Channel:
-    """Authenticate with one coordinator, on the agent's end, within a time limit for the whole handshake."""
-    handshake, until_s = CoordinatorHandshake(token), time.monotonic() + limit_s
-    while handshake.key is None:
-        answer = handshake.receive(receive_exactly(connection, handshake.num_missing, until_s))
-        if answer:
-            connection.sendall(answer)
-    connection.settimeout(None)
-    return Channel(connection, handshake.key, accepts=TO_RANK)

@@ -6,8 +6,9 @@ seconds and bytes of a unit = a + b · samples
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from stagewright.planner.costs.measure import ModelCosts
 from stagewright.profiler.profile import Amount, AttentionProfile, Profile, Time, UnitProfile
@@ -25,6 +26,14 @@ _MEAN = (
     "statistics_s",
 )
 _MAXIMUM = ("optimizer_working_share", "workspace_bytes")
+_UNIT_INTEGERS = (
+    "macs",
+    "output_bytes",
+    "recompute_saved_bytes",
+    "crossing_bytes",
+    "forward_working_bytes",
+    "backward_working_bytes",
+)
 
 
 def nearest_sizes(size: int, known: Sequence[int]) -> tuple[int, int]:
@@ -99,21 +108,23 @@ class _Line:
         return Amount(total=self.integer(first.total, second.total), shares=shares)
 
     def unit(self, first: UnitProfile, second: UnitProfile) -> UnitProfile:
+        values = {
+            **self.by_name(first, second, self.integer, _UNIT_INTEGERS),
+            **self.by_name(first, second, self.time, ("forward", "backward_input", "backward_weight")),
+        }
         return replace(
             first,
-            macs=self.integer(first.macs, second.macs),
-            output_bytes=self.integer(first.output_bytes, second.output_bytes),
-            recompute_saved_bytes=self.integer(first.recompute_saved_bytes, second.recompute_saved_bytes),
-            crossing_bytes=self.integer(first.crossing_bytes, second.crossing_bytes),
-            forward_working_bytes=self.integer(first.forward_working_bytes, second.forward_working_bytes),
-            backward_working_bytes=self.integer(first.backward_working_bytes, second.backward_working_bytes),
-            forward=self.time(first.forward, second.forward),
-            backward_input=self.time(first.backward_input, second.backward_input),
-            backward_weight=self.time(first.backward_weight, second.backward_weight),
             saved_bytes=self.amount(first.saved_bytes, second.saved_bytes),
             glue_s=self.number(first.glue_s, second.glue_s),
             attention=self.attention(first.attention, second.attention),
+            **values,
         )
+
+    def by_name(
+        self, first: object, second: object, interpolate_field: Callable[[Any, Any], Any], names: Iterable[str]
+    ) -> dict[str, Any]:
+        """Interpolate fields of two values alike, by name."""
+        return {name: interpolate_field(getattr(first, name), getattr(second, name)) for name in names}
 
     def attention(self, first: AttentionProfile | None, second: AttentionProfile | None) -> AttentionProfile | None:
         if first is None or second is None:
@@ -121,9 +132,8 @@ class _Line:
         return replace(
             first,
             saved_bytes=self.amount(first.saved_bytes, second.saved_bytes),
-            recomputed_bytes=self.integer(first.recomputed_bytes, second.recomputed_bytes),
-            later_bytes=self.integer(first.later_bytes, second.later_bytes),
             recompute=self.time(first.recompute, second.recompute),
+            **self.by_name(first, second, self.integer, ("recomputed_bytes", "later_bytes")),
         )
 
     def overheads(self, first: ModelOverheads, second: ModelOverheads) -> ModelOverheads:

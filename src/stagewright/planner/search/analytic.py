@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stagewright.analytic.devices import Accelerator
 from stagewright.analytic.forecast import AnalyticForecast, forecast_model, forecast_plan, memory_limit, plan_model
+from stagewright.analytic.hardware.devices import Accelerator
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.step import StepModel
 from stagewright.cluster.cluster import Cluster

@@ -9,14 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagewright.schedules.order_search.problem import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    Order,
-    OrderProblem,
-)
+from stagewright.schedules.order_search.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from stagewright.schedules.order_search.problem import Order, OrderProblem
 
 MAX_PAIRS = 12
 """Pairs of a stage and a micro-batch up to which the search is tried."""

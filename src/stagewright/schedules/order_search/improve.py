@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from stagewright.schedules.order_search.problem import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Order
+from stagewright.schedules.order_search.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from stagewright.schedules.order_search.problem import Order
 from stagewright.schedules.order_search.timing import OrderTimer, OrderTimes
 
 _MAX_WITHOUT_GAIN = 24

@@ -16,14 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from stagewright.schedules.order_search.problem import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    Order,
-    OrderProblem,
-)
+from stagewright.schedules.order_search.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from stagewright.schedules.order_search.problem import Order, OrderProblem
 
 Split: TypeAlias = Literal["never", "if-awaited", "always"]
 

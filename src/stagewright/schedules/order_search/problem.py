@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stagewright.schedules.action_order import Action, Actions, Kind
-
-FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
-_KINDS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+from stagewright.schedules.action_order import Action, Actions
+from stagewright.schedules.order_search.kinds import FORWARD, KINDS
 
 Order: TypeAlias = tuple[tuple[int, ...], ...]
 """The actions of every worker, as numbers."""
@@ -93,7 +91,7 @@ class OrderProblem:
         """Number the actions of every worker."""
         stages, count = self.num_stages, self.num_microbatches
         return tuple(
-            tuple((_KINDS.index(one.kind) * stages + one.stage) * count + one.microbatch for one in line)
+            tuple((KINDS.index(one.kind) * stages + one.stage) * count + one.microbatch for one in line)
             for line in actions
         )
 
@@ -104,7 +102,7 @@ class OrderProblem:
     def action(self, number: int) -> Action:
         """Return the action of a number."""
         kind, pair = divmod(number, self.num_pairs)
-        return Action(_KINDS[kind], *divmod(pair, self.num_microbatches))
+        return Action(KINDS[kind], *divmod(pair, self.num_microbatches))
 
     def peak_bytes(self, line: Sequence[int]) -> int:
         """Return the most that a worker with these actions holds."""

@@ -6,14 +6,8 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from stagewright.schedules.order_search.problem import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    Order,
-    OrderProblem,
-)
+from stagewright.schedules.order_search.kinds import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from stagewright.schedules.order_search.problem import Order, OrderProblem
 
 _UNKNOWN = -1.0
 

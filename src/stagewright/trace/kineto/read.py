@@ -21,11 +21,6 @@ from stagewright.trace.kineto.profile_file import CommunicationSpan, RankProfile
 from stagewright.trace.kineto.rank_events import StepSpans, rank_events
 
 
-def is_profile_path(path: str | Path) -> bool:
-    """Whether a path looks like a trace of the profiler."""
-    return str(path).endswith((".json", ".json.gz"))
-
-
 def read_profiles(paths: Sequence[Path]) -> Trace:
     """Read one file for each rank."""
     profiles = [read_profile(path, rank) for rank, path in enumerate(paths)]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from stagewright.analytic.devices import Accelerator
+from stagewright.analytic.hardware.devices import Accelerator
 
 # Rows and columns of output tiles that matrix libraries use, with their share of the best tile's rate.
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (128, 64, 0.92), (64, 128, 0.92), (64, 64, 0.78))

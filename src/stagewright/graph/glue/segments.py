@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from stagewright.graph.glue import Glue, is_view
+from stagewright.graph.glue.operations import Glue, is_view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

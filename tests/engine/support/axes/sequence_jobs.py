@@ -8,7 +8,7 @@ from typing import Any
 import fsdp_jobs
 import vocabulary_jobs
 from expert_jobs import make_plan
-from parity_jobs import checked_runner, run_step
+from parity_jobs import checked_traffic, compare_resumed
 
 from jobs import context_of
 from stagewright.engine.parallel.trainer import Trainer
@@ -26,18 +26,13 @@ def parity(rank: int, name: str, mesh: str, **more: Any) -> dict[str, Any]:
     model = make_model(name)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **{"sequence_parallel": True, **more})
-    runner, report = checked_runner(rank, plan, model, mesh)
-    axis = runner.part.tensor_axis
-    assert axis is not None
-    axis.payload_bytes = 0
-    run_step(runner, model)
+    runner, report, sent = checked_traffic(rank, plan, model, mesh, lambda runner: runner.part.tensor_axis)
     partial = sum(value.numel() * value.element_size() for value in runner.part.divided_parameters())
-    return {"report": report, "bytes": axis.payload_bytes, "partial": partial, "replicated": runner.part.replicated}
+    return {"report": report, "bytes": sent, "partial": partial, "replicated": runner.part.replicated}
 
 
 def resumed(rank: int, folder: str, before: bool, after: bool) -> float:
     """Train two steps, save, and train two more with and without divided sequences; compare with training on."""
-    path = Path(folder) / "checkpoint"
 
     def trainer(divided: bool) -> Trainer:
         model = make_model("gpt2")
@@ -46,11 +41,4 @@ def resumed(rank: int, folder: str, before: bool, after: bool) -> float:
         return Trainer(plan, model, context_of(rank, "tensor=2"))
 
     batch = make_model("gpt2").example(vocabulary_jobs.BATCH)
-    first, second = trainer(before), trainer(after)
-    for _ in range(2):
-        first.step(batch)
-    first.save(path)
-    second.load(path)
-    for _ in range(2):
-        losses = [float(one.step(batch).loss) for one in (first, second)]
-    return abs(losses[0] - losses[1]) / losses[0]
+    return compare_resumed(trainer, batch, Path(folder) / "checkpoint", before, after)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.analytic.devices import accelerator_of, accelerators, find_accelerator
-from stagewright.analytic.named_cluster import is_cluster_name, named_cluster, network_of
+from stagewright.analytic.hardware.devices import accelerator_of, accelerators, find_accelerator
+from stagewright.analytic.hardware.named_cluster import is_cluster_name, named_cluster, network_of
 from stagewright.cluster.cluster import DeviceGroup
 from stagewright.errors import UsageError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.analytic.collectives import Network
-from stagewright.analytic.named_cluster import named_cluster, network_of
+from stagewright.analytic.hardware.collectives import Network
+from stagewright.analytic.hardware.named_cluster import named_cluster, network_of
 
 NETWORK = Network(
     devices_per_host=8, intra_bytes_per_s=300e9, intra_latency_s=0.0, inter_bytes_per_s=25e9, inter_latency_s=0.0,

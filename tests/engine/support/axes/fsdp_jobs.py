@@ -8,7 +8,7 @@ from typing import Any
 import context_jobs
 import torch
 from expert_jobs import make_plan
-from parity_jobs import checked_runner, run_step
+from parity_jobs import checked_traffic
 
 from jobs import context_of, even_cuts
 from stagewright.engine.parallel.model import capture_for
@@ -57,15 +57,11 @@ def parity(rank: int, name: str, mesh: str, **more: Any) -> dict[str, Any]:
     model = make_model(name)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, shard=True, **more)
-    runner, report = checked_runner(rank, plan, model, mesh)
-    axis = runner.sync.data_axis
-    assert axis is not None
-    axis.payload_bytes = 0
-    run_step(runner, model)
+    runner, report, sent = checked_traffic(rank, plan, model, mesh, lambda runner: runner.sync.data_axis)
     held = {id(value): value for value in runner.part.module.parameters()}.values()
     return {
         "report": report,
-        "bytes": axis.payload_bytes,
+        "bytes": sent,
         "num_parameters": len(held),
         "full_bytes": sum(value.numel() * value.element_size() for value in held),
         "held_bytes": sum(value.to_local().nbytes if hasattr(value, "to_local") else value.nbytes for value in held),

@@ -8,10 +8,10 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-from stagewright.analytic.devices import accelerators
-from stagewright.analytic.kernels import Kernels
+from stagewright.analytic.hardware.devices import accelerators
+from stagewright.analytic.hardware.kernels import Kernels
 
-GRID = Path(__file__).parents[2] / "docs" / "measured" / "kernel_grid_h200.json"
+GRID = Path(__file__).parents[3] / "docs" / "measured" / "kernel_grid_h200.json"
 # The grid's bursts run at a higher clock than sustained load: 0.80 of the peak instead of 0.68.
 BURST = replace(accelerators()["H200"], matmul_share=0.804)
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from parity_jobs import checked_runner, run_step
+from parity_jobs import checked_runner, model_with_loss, run_step
 from torch import nn
 
 from jobs import context_of, even_cuts
@@ -77,15 +77,7 @@ def as_model(name: str, module: nn.Module, batch: int) -> Model:
         kwargs = {"input_ids": ids, "labels": ids}
         return Batch(args=(), kwargs=kwargs | ({"decoder_input_ids": ids.flip(1)} if name == "switch" else {}))
 
-    return Model(
-        name=name,
-        module=module,
-        args=(),
-        kwargs=make(batch).kwargs,
-        loss=lambda output, target: output["loss"],
-        batch_size=batch,
-        make_example=make,
-    )
+    return model_with_loss(name, module, batch, make)
 
 
 def make_plan(mesh: str, model: Model, *, schedule: str = "1f1b", **more: Any) -> Plan:

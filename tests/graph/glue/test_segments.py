@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from stagewright.graph import UnitGraph, capture
-from stagewright.graph.glue import is_view
+from stagewright.graph.glue.operations import is_view
 
 
 class Skips(nn.Module):

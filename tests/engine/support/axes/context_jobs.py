@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from expert_jobs import make_plan
-from parity_jobs import checked_runner, run_step
+from parity_jobs import checked_traffic, model_with_loss
 
 from stagewright.engine.context.apply import find_blocks
 from stagewright.errors import UsageError
@@ -46,15 +46,7 @@ def make_model(name: str, *, batch: int, length: int = LENGTH) -> Model:
             kwargs["attention_mask"] = (torch.arange(length) <= lengths[:, None]).long()
         return Batch(args=(), kwargs=kwargs)
 
-    return Model(
-        name=name,
-        module=module,
-        args=(),
-        kwargs=make(batch).kwargs,
-        loss=lambda output, target: output["loss"],
-        batch_size=batch,
-        make_example=make,
-    )
+    return model_with_loss(name, module, batch, make)
 
 
 def parity(rank: int, name: str, mesh: str, batch: int = 4, length: int = LENGTH, **more: Any) -> dict[str, Any]:
@@ -62,12 +54,8 @@ def parity(rank: int, name: str, mesh: str, batch: int = 4, length: int = LENGTH
     model = make_model(name, batch=batch, length=length)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **more)
-    runner, report = checked_runner(rank, plan, model, mesh)
-    axis = runner.part.context_axis
-    assert axis is not None
-    axis.payload_bytes = 0
-    run_step(runner, model)
-    return {"report": report, "bytes": axis.payload_bytes}
+    _, report, sent = checked_traffic(rank, plan, model, mesh, lambda runner: runner.part.context_axis)
+    return {"report": report, "bytes": sent}
 
 
 def refusal(name: str) -> str:

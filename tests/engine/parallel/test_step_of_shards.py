@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from stagewright.engine.parallel.local_step import changes_elements, step_shards
+from stagewright.engine.parallel.optimizer import changes_elements, step_shards
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from expert_jobs import make_plan
-from parity_jobs import checked_runner, run_step
+from parity_jobs import checked_traffic, compare_resumed
 from torch import nn
 from torch.nn import functional
 
@@ -89,14 +89,10 @@ def parity(rank: int, name: str, mesh: str, loss: str = "model", **more: Any) ->
     model = make_model(name, loss=loss)
     model.module.train(more.get("training", True))
     plan = make_plan(mesh, model, **{"vocab_parallel": True, **more})
-    runner, report = checked_runner(rank, plan, model, mesh)
-    axis = runner.part.tensor_axis
-    assert axis is not None
-    axis.payload_bytes = 0
-    run_step(runner, model)
+    runner, report, sent = checked_traffic(rank, plan, model, mesh, lambda runner: runner.part.tensor_axis)
     return {
         "report": report,
-        "bytes": axis.payload_bytes,
+        "bytes": sent,
         "rows": sorted({tuple(value.shape) for value in runner.part.module.parameters() if value.ndim == 2}),
     }
 
@@ -209,12 +205,6 @@ def resumed(rank: int, folder: str, before: bool, after: bool) -> dict[str, Any]
         return Trainer(plan, model, context_of(rank, "tensor=2"))
 
     batch = make_model("gpt2").example(BATCH)
-    first, second = trainer(before), trainer(after)
-    for _ in range(2):
-        first.step(batch)
-    first.save(path)
-    second.load(path)
-    for _ in range(2):
-        losses = [float(one.step(batch).loss) for one in (first, second)]
+    error = compare_resumed(trainer, batch, path, before, after)
     rows = Checkpoint.open(path).model_tensor("transformer.wte.weight").shape[0]
-    return {"error": abs(losses[0] - losses[1]) / losses[0], "rows": rows}
+    return {"error": error, "rows": rows}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from stagewright.analytic.collectives import Network
-from stagewright.analytic.devices import accelerator_of, accelerators, find_accelerator
+from stagewright.analytic.hardware.collectives import Network
+from stagewright.analytic.hardware.devices import accelerator_of, accelerators, find_accelerator
 from stagewright.analytic.layout import Layout
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError

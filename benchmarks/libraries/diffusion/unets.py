@@ -1,0 +1,146 @@
+"""UNets, control networks and autoencoders of diffusers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from families.family import Family
+from libraries.diffusion.family import IMAGE, TEXT, TIMESTEPS, make_family
+
+_BLOCKS: dict[str, Any] = {"layers_per_block": 1, "block_out_channels": (16, 32), "norm_num_groups": 8}
+_UNET: dict[str, Any] = {**_BLOCKS, "sample_size": 16, "in_channels": 4, "out_channels": 4}
+_CONDITION: dict[str, Any] = {
+    **_UNET,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    "cross_attention_dim": 16,
+    "attention_head_dim": 4,
+}
+
+FAMILIES: tuple[Family, ...] = (
+    make_family(
+        "unet-2d",
+        "UNet2DModel",
+        {"sample": (3, 16, 16), "timestep": TIMESTEPS},
+        **_BLOCKS,
+        sample_size=16,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+    ),
+    make_family(
+        "unet-2d-condition",
+        "UNet2DConditionModel",
+        {"sample": IMAGE, "timestep": TIMESTEPS, "encoder_hidden_states": TEXT},
+        **_CONDITION,
+    ),
+    make_family(
+        "unet-sdxl",
+        "UNet2DConditionModel",
+        {
+            "sample": IMAGE,
+            "timestep": TIMESTEPS,
+            "encoder_hidden_states": TEXT,
+            "added_cond_kwargs": {"text_embeds": (16,), "time_ids": (6,)},
+        },
+        **_CONDITION,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=64,
+        transformer_layers_per_block=(1, 2),
+    ),
+    make_family(
+        "unet-1d",
+        "UNet1DModel",
+        {"sample": (2, 32), "timestep": TIMESTEPS},
+        sample_size=32,
+        block_out_channels=(16, 32),
+        extra_in_channels=32,
+        layers_per_block=1,
+        down_block_types=("DownBlock1DNoSkip", "DownBlock1D"),
+        up_block_types=("UpBlock1D", "UpBlock1DNoSkip"),
+    ),
+    make_family(
+        "unet-3d-condition",
+        "UNet3DConditionModel",
+        {"sample": (4, 3, 16, 16), "timestep": TIMESTEPS, "encoder_hidden_states": TEXT},
+        **_UNET,
+        down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
+        up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"),
+        cross_attention_dim=16,
+        attention_head_dim=4,
+    ),
+    make_family(
+        "controlnet",
+        "ControlNetModel",
+        {"sample": IMAGE, "timestep": TIMESTEPS, "encoder_hidden_states": TEXT, "controlnet_cond": (3, 32, 32)},
+        in_channels=4,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        cross_attention_dim=16,
+        attention_head_dim=4,
+        conditioning_embedding_out_channels=(8, 16),
+    ),
+    make_family(
+        "autoencoder-kl",
+        "AutoencoderKL",
+        {"sample": (3, 16, 16)},
+        **_BLOCKS,
+        in_channels=3,
+        out_channels=3,
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        latent_channels=4,
+    ),
+    make_family(
+        "autoencoder-tiny",
+        "AutoencoderTiny",
+        {"sample": (3, 16, 16)},
+        encoder_block_out_channels=(16, 16),
+        decoder_block_out_channels=(16, 16),
+        num_encoder_blocks=(1, 2),
+        num_decoder_blocks=(2, 1),
+    ),
+    make_family(
+        "vq-model",
+        "VQModel",
+        {"sample": (3, 16, 16)},
+        **_BLOCKS,
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        latent_channels=4,
+        num_vq_embeddings=16,
+    ),
+    make_family(
+        "autoencoder-temporal",
+        "AutoencoderKLTemporalDecoder",
+        {"sample": (3, 16, 16), "num_frames": 1},
+        in_channels=3,
+        out_channels=3,
+        block_out_channels=(32, 32),
+        layers_per_block=1,
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        latent_channels=4,
+    ),
+    make_family(
+        "uvit",
+        "UVit2DModel",
+        {"input_ids": 28, "encoder_hidden_states": TEXT, "pooled_text_emb": (16,), "micro_conds": (5,)},
+        hidden_size=32,
+        cond_embed_dim=16,
+        encoder_hidden_size=16,
+        micro_cond_encode_dim=4,
+        micro_cond_embed_dim=20,
+        vocab_size=32,
+        codebook_size=28,
+        in_channels=32,
+        block_out_channels=32,
+        num_res_blocks=1,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        block_num_heads=2,
+        intermediate_size=64,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Glue: the tensor operations between units."""

@@ -28,6 +28,7 @@ from stagewright.engine.parallel.resolve import (
 )
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.check import baseline_of, check_parity, whole_batch_of
+from stagewright.engine.parity.float64_step import decide_in_float64
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.worker.clock import write_clock
 from stagewright.engine.worker.context import WorkerContext
@@ -54,6 +55,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     activity.begin("load model")
     model = load_model(plan, context)
     reject_sync_batch_norm(model.module, plan.mesh.num_workers)
+    model_bytes = sum(parameter.nbytes for parameter in model.module.parameters())
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     graph = capture_for(plan, model)
@@ -68,6 +70,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     with runner.memory.explain_oom():
         parity = check_parity(runner, batch, baseline)
     del baseline
+    parity = decide_in_float64(plan, parity, context, model_bytes)
     # Everything built so far stays alive: keep the garbage collector from scanning it during timed steps.
     gc.collect()
     gc.freeze()

@@ -45,8 +45,11 @@ from stagewright.spec.plan import Mesh, Plan
 from stagewright.zoo.model import Batch, Model
 
 
-def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> Baseline:
-    """Run the plan's single-device baseline on this worker's device, over the plan's micro-batches."""
+def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext, *, exact: bool = False) -> Baseline:
+    """Run the plan's single-device baseline on this worker's device, over the plan's micro-batches.
+
+    ``exact``: the model is in float64, so noise and rounding sensitivity are not measured.
+    """
     activity.begin("single-device baseline")
     links, cuts = fake_link_codecs(plan), cut_indices(graph, plan.cuts)
     make = functools.partial(
@@ -64,6 +67,8 @@ def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerConte
     )
     with offloaded(model.module, context.torch_device), full_precision():
         baseline = make(cuts=cuts, links=links)
+        if exact:
+            return baseline
         allowed: Counter[str] = Counter()
         if is_nondeterministic(context.torch_device):
             allowed.update(measure_noise(make(cuts=cuts, links=links), baseline))

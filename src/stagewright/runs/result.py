@@ -45,6 +45,8 @@ class ParityReport:
     """Largest relative error of what the optimizer step changes; 0 for inference."""
     float64_error: float | None = None
     """Largest relative error of the step in float64, which decided ``equal``; None where float32 decided."""
+    streamed: bool = False
+    """Whether the baseline ran unit by unit, because the model is too large to be held whole."""
 
     @property
     def errors(self) -> tuple[float, ...]:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from stagewright.graph import capture
+from stagewright.machine.hollow import make_hollow
 from stagewright.profiler.profile import Amount, amount_of
 from stagewright.profiler.saved_activations import measure_saved_activations
 
@@ -56,3 +58,25 @@ def test_model_is_left_as_it_was(chain: Callable[..., Any]) -> None:
     assert torch.equal(norm.running_mean, torch.zeros(8))
     assert not norm._forward_hooks
     assert not norm._forward_pre_hooks
+
+
+class Branching(nn.Module):
+    """A model with a harmless branch for single samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if hidden.shape[0] == 1:
+            hidden = hidden.clone()
+        return torch.as_tensor(self.last(hidden))
+
+
+def test_a_batch_size_that_takes_another_branch() -> None:
+    """The graph of a hollow model, which capture does not check, runs the model first to check that branch."""
+    model = make_hollow(Branching())
+    graph = capture(model, (torch.randn(4, 4),), units="leaf")
+    assert not graph.guards_hold(1)
+    assert len(measure_saved_activations(graph, (torch.randn(1, 4),), {})) == 2

@@ -20,6 +20,7 @@ from stagewright.schedules.rules import SCHEDULES
 from stagewright.spec.activation_checkpointing import OFFLOADS, RECOMPUTES, check_recompute_mode
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan_rules import (
+    BASELINES,
     BATCH_NORMS,
     COMPILES,
     CONTEXT_ATTENTIONS,
@@ -209,6 +210,9 @@ Codec = Annotated[str, run_option(metavar="NAME", help="Codec of a pipeline's li
 Memory = Annotated[str | None, run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")]
 BatchNorm = Annotated[
     str, choice("batch norm mode", BATCH_NORMS, run_option, help="Statistics of a micro-batch, or of the batch.")
+]
+Baseline = Annotated[
+    str, choice("baseline", BASELINES, run_option, help="Baseline of the parity check; the whole model, or by unit.")
 ]
 Optimizer = Annotated[str, choice("optimizer", OPTIMIZERS, run_option, help="Optimizer.")]
 Timeout = Annotated[

@@ -77,6 +77,7 @@ def measure_saved_activations(
         if attention:
             stack.enter_context(checkpointed_attentions(modules, on_core_end=end_core))
         stack.enter_context(preserved(graph.model))
+        graph.flatten(tuple(args), kwargs)  # may run the model to check its branches, which the hooks must not count
         for module in dict.fromkeys(modules):
             stack.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(end).remove)

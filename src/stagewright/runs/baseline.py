@@ -118,7 +118,7 @@ def choose_baseline(folder: RunFolder, plan: Plan, runs: Sequence[BaselineRun]) 
 
 def _variant(plan: Plan) -> Plan:
     """Return the plan without what does not change the speed of a step."""
-    return replace(plan, devices=(), steps=1, warmup=0, memory_bytes=None, seed=0)
+    return replace(plan, devices=(), steps=1, warmup=0, memory_bytes=None, seed=0, baseline="auto")
 
 
 def _machine(folder: RunFolder) -> tuple[str, ...]:

@@ -43,6 +43,10 @@ class ParityReport:
     """Name of the value with the largest error on any worker."""
     updates: float = 0.0
     """Largest relative error of what the optimizer step changes; 0 for inference."""
+    float64_error: float | None = None
+    """Largest relative error of the step in float64, which decided ``equal``; None where float32 decided."""
+    streamed: bool = False
+    """Whether the baseline ran unit by unit, because the model is too large to be held whole."""
 
     @property
     def errors(self) -> tuple[float, ...]:

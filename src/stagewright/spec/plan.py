@@ -34,6 +34,7 @@ Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
 FSDPGather: TypeAlias = Literal["auto", "step", "microbatch"]
 ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
+BaselineMode: TypeAlias = Literal["auto", "whole", "streamed"]
 Recompute: TypeAlias = Literal["none", "always", "except-last", "attention"] | tuple[bool, ...] | tuple[str, ...]
 OF_ATTENTION = ":attention"  # suffix of a unit in `recompute` of which attention alone is recomputed
 Offload: TypeAlias = Literal["none", "always"] | tuple[str, ...]
@@ -266,6 +267,9 @@ class Plan:
     """Measured steps."""
     warmup: int = 3
     """Unmeasured steps before them."""
+    baseline: BaselineMode = "auto"
+    """How the parity check runs the single-device baseline: the whole model, or streamed, unit by unit with weights
+    read from files; auto: streamed where the whole model does not fit."""
     task: str | None = None
     """Task to train; None: repeat the model's example batch."""
     epochs: int | None = None

@@ -39,6 +39,7 @@ from stagewright.spec.activation_checkpointing import OFFLOADS, check_recompute_
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import AXIS_ALIASES, Mesh, ModelSpec, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import (
+    BASELINES,
     BATCH_NORMS,
     COMPILES,
     CONTEXT_ATTENTIONS,
@@ -111,6 +112,7 @@ _PLAN: dict[str, Reader] = {
     "seed": integer,
     "steps": integer,
     "warmup": integer,
+    "baseline": choice(*BASELINES),
     "task": text,
     "epochs": integer,
     "clip": number,

@@ -19,6 +19,7 @@ from stagewright.plugins import plugins
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES
 from stagewright.spec.activation_checkpointing import check_offload, check_recompute, check_recompute_mode
 from stagewright.spec.cuda_graphs import check_cuda_graphs
+from stagewright.spec.host_memory_check import check_baseline
 from stagewright.spec.optimizer_in_backward import check_optimizer_in_backward
 from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
@@ -32,6 +33,7 @@ CONTEXT_ATTENTIONS = ("ring", "all-to-all")
 FSDP_GATHERS = ("auto", "step", "microbatch")
 COMPILES = ("none", "stages", "units")
 BATCH_NORMS = ("plain", "deferred")
+BASELINES = ("auto", "whole", "streamed")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MAX_WORKERS = 131_072
 MAX_STAGES = 16_384
@@ -63,6 +65,7 @@ def check_combination(plan: Plan) -> None:
     _check_codecs(plan)
     check_cuda_graphs(plan)
     check_optimizer_in_backward(plan)
+    check_baseline(plan)
 
 
 def _check_names(plan: Plan) -> None:
@@ -74,6 +77,7 @@ def _check_names(plan: Plan) -> None:
     check_choice("compile mode", plan.compile, COMPILES)
     check_choice("attention of context parallelism", plan.context_attention, CONTEXT_ATTENTIONS)
     check_choice("batch norm mode", plan.batch_norm, BATCH_NORMS)
+    check_choice("baseline", plan.baseline, BASELINES)
     if isinstance(plan.recompute, str):
         check_recompute_mode(plan.recompute)
     if not plan.model.name:

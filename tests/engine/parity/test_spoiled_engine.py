@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from spoiled_steps import change_scale, drop_gradient, swap_microbatches
 
 from stagewright.cluster.device import Device
 from stagewright.engine.parallel.model import capture_for, load_model
@@ -21,36 +22,6 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
 from stagewright.zoo.model import Batch
 
 PLAN = Plan(model=ModelSpec(name="digits-vit"), batch=4, microbatches=2, devices=("cpu:0",))
-
-
-def drop_gradient(runner: StepRunner) -> None:
-    train_step = runner.train_step
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        result = train_step(*args, **kwargs)
-        next(iter(runner.part.trainable_parameters().values())).grad = None
-        return result
-
-    runner.train_step = step  # type: ignore[method-assign]
-
-
-def swap_microbatches(runner: StepRunner) -> None:
-    split = runner.split
-
-    def swapped(*args: Any, **kwargs: Any) -> Any:
-        first, second = split(*args, **kwargs)
-        return [replace(first, inputs=second.inputs), replace(second, inputs=first.inputs)]
-
-    runner.split = swapped  # type: ignore[method-assign]
-
-
-def change_scale(runner: StepRunner) -> None:
-    split = runner.split
-
-    def scaled(*args: Any, **kwargs: Any) -> Any:
-        return [replace(microbatch, weight=1.25 * microbatch.weight) for microbatch in split(*args, **kwargs)]
-
-    runner.split = scaled  # type: ignore[method-assign]
 
 
 CASES: list[tuple[Callable[[StepRunner], None], bool]] = [
@@ -82,7 +53,7 @@ def run_cases(precision: Any) -> None:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16-mixed"])
 def test_spoiled_engine_is_caught(precision: str) -> None:
-    folder = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {folder!r}); import test_spoiled_engine as t; t.run_cases({precision!r})"
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+    code = f"import sys; sys.path[:0] = {folders!r}; import test_spoiled_engine as t; t.run_cases({precision!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

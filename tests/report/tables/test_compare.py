@@ -98,6 +98,13 @@ def test_a_failure_tells_where_and_which_log() -> None:
     ]
 
 
+def test_a_streamed_baseline_and_a_step_in_float64_are_named() -> None:
+    (line,) = compare_remarks([row(equality={**EQUAL, "streamed": True})])
+    assert "matches the streamed baseline within 3e-07" in line
+    (line,) = compare_remarks([row(equality={**EQUAL, "gradients": 2e-3, "float64_error": 5e-16})])
+    assert "matches the baseline within 2e-03, and within 5e-16 in float64: the rest is rounding at kinks" in line
+
+
 def test_a_traceback_is_told_once() -> None:
     trace = 'Traceback (most recent call last):\n  File "mine.py", line 3, in forward\nValueError: boom'
     stack = '  File "mine.py", line 9, in forward\n    time.sleep(1000)'

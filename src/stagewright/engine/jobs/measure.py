@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import statistics
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ from stagewright.engine.parallel.resolve import (
 )
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.check import baseline_of, check_parity, whole_batch_of
+from stagewright.engine.parity.float64_step import decide_in_float64
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.worker.clock import write_clock
 from stagewright.engine.worker.context import WorkerContext
@@ -51,15 +53,17 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     """Check and measure a plan on this worker."""
     write_clock(context, run_folder.worker(context.rank))
     activity.begin("load model")
-    model = load_model(plan, context)
+    model = load_model(plan, context, hollow=plan.baseline == "streamed")
     reject_sync_batch_norm(model.module, plan.mesh.num_workers)
+    model_bytes = sum(parameter.nbytes for parameter in model.module.parameters())
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
     activity.begin("capture")
     graph = capture_for(plan, model)
     plan = finalize_plan(plan, model, graph, context, write_plan=run_folder.write_plan)
     baseline, loss_info = None, {}
+    spool = run_folder.worker(context.rank).path / "baseline"
     if context.rank == 0:
-        baseline = baseline_of(plan, model, graph, context)
+        baseline = baseline_of(plan, model, graph, context, folder=spool)
         whole = whole_batch_of(plan, model, graph, context, baseline)
         loss_info = {"loss_source": baseline.loss_source, "whole_batch": to_json(whole)}
     activity.begin("build stages")
@@ -67,6 +71,8 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     with runner.memory.explain_oom():
         parity = check_parity(runner, batch, baseline)
     del baseline
+    shutil.rmtree(spool, ignore_errors=True)
+    parity = decide_in_float64(plan, parity, context, model_bytes)
     # Everything built so far stays alive: keep the garbage collector from scanning it during timed steps.
     gc.collect()
     gc.freeze()

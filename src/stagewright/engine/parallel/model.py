@@ -25,13 +25,20 @@ from stagewright.zoo.model import Batch, Model
 CAPTURED_SAMPLES = 4  # enough to tell the batch dimension from others, cheap for a batch of thousands
 
 
-def load_model(plan: Plan, context: WorkerContext, *, hollow: bool = False, checkpoint: Path | None = None) -> Model:
+def load_model(
+    plan: Plan,
+    context: WorkerContext,
+    *,
+    hollow: bool = False,
+    checkpoint: Path | None = None,
+    dtype: str | None = None,
+) -> Model:
     """Load the plan's model with a batch of the plan's size, in train or eval mode, on this worker's device.
 
     ``hollow``: leave weights that come from files there, for ``ModelPart`` to read; ``checkpoint``: a folder with other
-    files of the same names.
+    files of the same names; ``dtype``: of the parameters, instead of the plan's.
     """
-    model = plan.model.load(batch=plan.batch, dtype=plan.dtype, hollow=hollow, checkpoint=checkpoint)
+    model = plan.model.load(batch=plan.batch, dtype=dtype or plan.dtype, hollow=hollow, checkpoint=checkpoint)
     model.module.train(plan.training)
     return model.to(context.torch_device, plan.memory_bytes)
 

@@ -7,7 +7,7 @@ this part
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from stagewright.engine.parallel.compilation import check_recordable, choose_com
 from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
-from stagewright.engine.state.full_state import full_tensors
+from stagewright.engine.state.full_state import LazyTensors, full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
 from stagewright.engine.tensor.axis import Axis, TensorAxis
 from stagewright.engine.tensor.layers import shard_layouts
@@ -146,14 +146,18 @@ class ModelPart:
         """The axis over which sequences are divided: the context axis, or the tensor axis with sequence parallelism."""
         return self.tensor_axis if self._partial else self.context_axis
 
-    def full_gradients(self) -> dict[str, torch.Tensor]:
-        """Gather the full gradients of this worker's parameters, by their names in the model."""
+    def full_gradients(self, *, lazily: bool = False) -> Mapping[str, torch.Tensor]:
+        """Gather the full gradients of this worker's parameters, by their names in the model.
+
+        ``lazily``: each when it is looked up, which all workers then do in the same order.
+        """
         full, gradients = self.trainable_parameters(), {}
         for name, parameter in self.optimizer_parameters().items():
             if parameter.grad is not None:
                 gradient = parameter.grad
                 gradients[name] = gradient if self.shards is None else self.shards.distributed(full[name], gradient)
-        return full_tensors(self.model.module, gradients, torch.device("cpu"))
+        host = torch.device("cpu")
+        return (LazyTensors if lazily else full_tensors)(self.model.module, gradients, host)
 
     def full_buffers(self) -> dict[str, torch.Tensor]:
         """Gather the full buffers of this worker's stages, such as the statistics of divided channels."""

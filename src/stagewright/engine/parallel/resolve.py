@@ -32,7 +32,7 @@ from stagewright.spec.activation_checkpointing import (
     checkpoints_by_block,
     recomputes_stages,
 )
-from stagewright.spec.host_memory_check import check_host_memory, num_parts
+from stagewright.spec.host_memory_check import check_host_memory, choose_baseline, num_parts
 from stagewright.spec.local_check import check_on_this_machine
 from stagewright.spec.plan import Compile, Plan
 from stagewright.spec.plan_rules import check_plan
@@ -48,6 +48,7 @@ def resolve_plan(plan: Plan, progress: Callable[[int, int, str], None] | None = 
     check_plan(plan)
     require_order(plan)
     check_on_this_machine(plan)
+    plan = choose_baseline(plan)
     check_host_memory(plan.model, plan.mesh.num_workers, num_parts(plan))
     if plan.cuts or (plan.num_stages == 1 and not checkpoints_by_block(plan)):
         return plan

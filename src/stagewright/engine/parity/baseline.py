@@ -6,7 +6,7 @@ equals the gradient of the full batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -38,8 +38,8 @@ class Baseline:
     """Loss, gradients, buffers and outputs of one step on a single device."""
 
     loss: float = 0.0
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By the model's parameter names."""
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """By the model's parameter names; in files if streamed."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """After the step."""
     changed: frozenset[str] = frozenset()
@@ -51,6 +51,8 @@ class Baseline:
     """Scale of the loss: the sum of the micro-batches' absolute losses, which do not cancel."""
     rounding_sensitivity: dict[str, float] = field(default_factory=dict)
     """Relative change of each tensor under a perturbation of rounding size; empty if not measured."""
+    is_streamed: bool = False
+    """Whether the model ran unit by unit, with weights read from files."""
 
 
 def make_baseline(
@@ -93,23 +95,30 @@ def make_baseline(
                 for microbatch in local:
                     _add_microbatch(baseline, microbatch, run, loss, training, plain_attention, autocast, loss_scale)
                 buffers.append((sum(microbatch.weight for microbatch in local), _copy_buffers(model)))
-        baseline.buffers = _average_buffers(buffers, running_statistics(model))
+        baseline.buffers = average_buffers(buffers, running_statistics(model))
         if norms is not None:  # deferred batch norms update their statistics once, from all replicas
             with preserved(model):
                 norms.finish_step()
                 after = _copy_buffers(model)
                 changed = {name for name, value in after.items() if not bool(equal_or_nan(value, before[name]).all())}
                 baseline.buffers |= {name: after[name] for name in changed}
-    baseline.changed = frozenset(
-        name
-        for name, value in baseline.buffers.items()
-        if name not in before or value.shape != before[name].shape or not bool(equal_or_nan(value, before[name]).all())
-    )
+    baseline.changed = find_changed(baseline.buffers, before)
+    gradients: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            baseline.gradients[name] = parameter.grad / loss_scale if loss_scale != 1 else parameter.grad
+            gradients[name] = parameter.grad / loss_scale if loss_scale != 1 else parameter.grad
             parameter.grad = None
+    baseline.gradients = gradients
     return baseline
+
+
+def find_changed(buffers: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """Return the names of the buffers that a step changed or created."""
+    return frozenset(
+        name
+        for name, value in buffers.items()
+        if name not in before or value.shape != before[name].shape or not bool(equal_or_nan(value, before[name]).all())
+    )
 
 
 def _add_microbatch(
@@ -195,7 +204,7 @@ def running_statistics(model: nn.Module) -> set[str]:
     return {f"{name}.{kind}".lstrip(".") for name in names for kind in ("running_mean", "running_var")}
 
 
-def _average_buffers(
+def average_buffers(
     buffers: list[tuple[float, dict[str, torch.Tensor]]], averaged: set[str]
 ) -> dict[str, torch.Tensor]:
     """Average running statistics over replicas by weight; take all other buffers from replica 0."""

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from stagewright.engine.parity.rounding import (
     measure_noise,
     measure_sensitivity,
 )
+from stagewright.engine.parity.streamed import stream_baseline
 from stagewright.engine.parity.whole_batch import compare_whole_batch
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.pipeline.link_codec import fake_link_codecs
@@ -45,25 +47,42 @@ from stagewright.spec.plan import Mesh, Plan
 from stagewright.zoo.model import Batch, Model
 
 
-def baseline_of(plan: Plan, model: Model, graph: UnitGraph, context: WorkerContext) -> Baseline:
-    """Run the plan's single-device baseline on this worker's device, over the plan's micro-batches."""
+def baseline_of(
+    plan: Plan,
+    model: Model,
+    graph: UnitGraph,
+    context: WorkerContext,
+    *,
+    exact: bool = False,
+    folder: Path | None = None,
+) -> Baseline:
+    """Run the plan's single-device baseline on this worker's device, over the plan's micro-batches.
+
+    ``exact``: the model is in float64, so noise and rounding sensitivity are not measured. ``folder``: for the
+    gradients of a hollow model, which is streamed; noise and rounding sensitivity are not measured either.
+    """
     activity.begin("single-device baseline")
     links, cuts = fake_link_codecs(plan), cut_indices(graph, plan.cuts)
+    microbatches = BatchSplitter(plan, model, graph).split(_example(model), context.torch_device)
+    options: dict[str, Any] = {
+        "training": plan.training,
+        "seed": plan.seed,
+        "device": context.torch_device,
+        "plain_attention": plan.mesh.size("tensor") > 1,
+        "autocast": functools.partial(autocast_of, plan, context.torch_device),
+        "loss_scale": PARITY_SCALE if plan.training and plan.precision == "fp16-mixed" else 1.0,
+    }
+    if model.weights is not None:
+        assert folder is not None, "a hollow model is streamed"
+        with full_precision():
+            return stream_baseline(graph, model.weights, microbatches, model.loss, folder, **options)
     make = functools.partial(
-        make_baseline,
-        graph,
-        BatchSplitter(plan, model, graph).split(_example(model), context.torch_device),
-        model.loss,
-        training=plan.training,
-        seed=plan.seed,
-        device=context.torch_device,
-        deferred=plan.batch_norm == "deferred",
-        plain_attention=plan.mesh.size("tensor") > 1,
-        autocast=functools.partial(autocast_of, plan, context.torch_device),
-        loss_scale=PARITY_SCALE if plan.training and plan.precision == "fp16-mixed" else 1.0,
+        make_baseline, graph, microbatches, model.loss, deferred=plan.batch_norm == "deferred", **options
     )
     with offloaded(model.module, context.torch_device), full_precision():
         baseline = make(cuts=cuts, links=links)
+        if exact:
+            return baseline
         allowed: Counter[str] = Counter()
         if is_nondeterministic(context.torch_device):
             allowed.update(measure_noise(make(cuts=cuts, links=links), baseline))
@@ -79,8 +98,10 @@ def whole_batch_of(
 ) -> WholeBatchLoss | None:
     """Compare the loss of the undivided batch with that of the plan's micro-batches; None if not applicable.
 
-    A stand-in loss is skipped: it does not depend on samples.
+    A stand-in loss is skipped: it does not depend on samples. So is a streamed baseline, whose model is never whole.
     """
+    if baseline.is_streamed:
+        return None
     device = context.torch_device
     microbatches = BatchSplitter(plan, model, graph).split(_example(model), device)
     if len(microbatches) == 1 or baseline.loss_source == "stand-in":
@@ -133,6 +154,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
     reports: list[ParityReport] = []
     # Replicas share only running statistics; of all other buffers, replica 0's are compared.
     shared = running_statistics(runner.model.module) if runner.context.data else None
+    is_streamed = runner.model.weights is not None
 
     def compare(loss: float, outputs: Sequence[Any]) -> ParityReport:
         activity.begin("compare with the baseline")
@@ -140,7 +162,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
         return compare_with_baseline(
             baseline,
             loss=loss,
-            gradients=runner.part.full_gradients() if plan.training else {},
+            gradients=runner.part.full_gradients(lazily=is_streamed) if plan.training else {},
             buffers=buffers if shared is None else {name: buffers[name] for name in buffers if name in shared},
             outputs=_by_microbatch(runner, outputs),
             tolerance=TOLERANCES[plan.compute_dtype],
@@ -179,7 +201,7 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
     if runner.scaler is not None:
         runner.scaler.scale = INITIAL_SCALE
     worst = max(reports, key=lambda row: (not row.equal, row.loss, row.outputs, row.gradients, row.buffers))
-    return dataclasses.replace(worst, updates=max(report.updates for report in reports))
+    return dataclasses.replace(worst, updates=max(report.updates for report in reports), streamed=is_streamed)
 
 
 def _with_optimizer_step(

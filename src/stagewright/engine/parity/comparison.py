@@ -40,7 +40,7 @@ def compare_with_baseline(
     """
     collected = _Errors(tolerance)
     sensitivity = baseline.rounding_sensitivity if baseline else {}
-    kinds: list[tuple[str, Mapping[str, torch.Tensor], dict[str, torch.Tensor] | None, frozenset[str] | None]] = [
+    kinds: list[tuple[str, Mapping[str, torch.Tensor], Mapping[str, torch.Tensor] | None, frozenset[str] | None]] = [
         ("gradients", gradients, baseline.gradients if baseline else None, None),
         ("buffers", buffers, *((baseline.buffers, baseline.changed) if baseline else (None, None))),
         ("outputs", name_outputs(outputs), name_outputs(dict(enumerate(baseline.outputs))) if baseline else None, None),

@@ -10,7 +10,7 @@ too, which has the names of its units. With FSDP2 pass the wrapped module: the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -32,6 +32,28 @@ def full_tensors(
         if id(value) not in full:
             full[id(value)] = full_tensor(value, layouts.get(name), device)
     return {name: full[id(value)] for name, value in held.items()}
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Full tensors by name, each gathered when it is looked up and not kept.
+
+    Every worker of the axes must look up the same names in the same order.
+    """
+
+    def __init__(self, model: nn.Module, held: Mapping[str, torch.Tensor], device: torch.device | None = None) -> None:
+        self._held, self._layouts, self._device = held, shard_layouts(model), device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return full_tensor(self._held[name], self._layouts.get(name), self._device)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._held  # without a collective
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
 
 
 def full_tensor(

@@ -126,7 +126,10 @@ def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
             lines.append(parity_note(label, row.parity))
             continue
         error = row.parity.max_error
-        match = "bitwise identical to the baseline" if error == 0 else f"matches the baseline within {error:.0e}"
+        baseline = "streamed baseline" if row.parity.streamed else "baseline"
+        match = f"bitwise identical to the {baseline}" if error == 0 else f"matches the {baseline} within {error:.0e}"
+        if row.parity.float64_error is not None:
+            match += f", and within {row.parity.float64_error:.0e} in float64: the rest is rounding at kinks (ReLU)"
         memory = ", ".join(format_bytes(size) for size in row.peak_memory_bytes)
         traffic = [f"{size} P2P over cut {cut}" for cut, size in _format_sizes(row.link_bytes).items()]
         traffic += [f"{size} in {collective_label(axis)}" for axis, size in _format_sizes(row.axis_bytes).items()]

@@ -16,6 +16,8 @@ def parity_note(name: str, parity: ParityReport) -> str:
         return f"{failed}: a value is NaN; check the model on a single device first"
     if math.isinf(parity.max_error):
         return f"{failed}: {parity.worst} has a different shape, is missing, or is not finite on one side"
+    if parity.float64_error is not None:
+        return f"{failed}: {parity.worst} has a relative error of {parity.float64_error:.0e} in float64 too"
     return f"{failed}: {parity.worst} has a relative error of {parity.max_error:.0e} (tolerance {parity.tolerance:.0e})"
 
 

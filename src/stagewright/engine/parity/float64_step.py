@@ -1,0 +1,124 @@
+"""Repeat a failed comparison in float64, which tells rounding at kinks from a wrong plan.
+
+ReLU, max pooling and top-k have kinks. Where a plan splits sums, they round differently, and of millions of activations
+a few change sides; a gradient then differs by a thousandth and more, although the plan is right:
+
+    sum on one device   +1e-8 ─► ReLU ─► gradient passes          float64: the sums differ by 1e-16,
+    sums of two halves  -1e-8 ─► ReLU ─► gradient is 0            and no activation is that close to 0
+
+A wrong plan is wrong in any dtype. So the same plan is compared again with model and batch in float64, with the
+tolerance of float32. Few samples suffice, because every layer and collective takes part in every step.
+
+The float32 step must still be right where rounding has small effects only: in the loss, the outputs and the buffers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stagewright.engine.parallel.model import capture_for, load_model
+from stagewright.engine.parallel.step_runner import StepRunner
+from stagewright.engine.parity.baseline import Baseline
+from stagewright.engine.parity.check import baseline_of, check_parity
+from stagewright.engine.parity.rounding import MAX_SENSITIVITY
+from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.faults import activity
+from stagewright.graph.unit_graph import UnitGraph
+from stagewright.machine.host_memory import available_bytes
+from stagewright.runs.result import ParityReport
+from stagewright.spec.plan import Plan
+from stagewright.zoo.model import Batch, Model
+
+SAMPLES_PER_MICROBATCH = 2
+"""Two, because batch norm has no variance for one value per channel."""
+COPIES = 3
+"""Float64 copies of the model that a worker may hold at once: weights, gradients of the baseline and of the plan."""
+
+
+def decide_in_float64(plan: Plan, report: ParityReport, context: WorkerContext, model_bytes: int) -> ParityReport:
+    """Return the report of a plan, decided by a comparison in float64 if rounding may explain why it failed.
+
+    Every worker must call this. ``model_bytes``: size of the whole model's parameters. The report stays as it is if the
+    memory is too small for it, or the model can't run in float64.
+    """
+    if not may_be_rounding(plan, report):
+        return report
+    activity.begin("compare in float64")
+    plan = dataclasses.replace(plan, batch=_num_samples(plan))
+    prepared = _prepare(plan, context) if _fits(2 * COPIES * model_bytes, plan, context.torch_device) else None
+    if not _all_workers(prepared is not None, context.torch_device):
+        return report
+    assert prepared is not None
+    model, graph, baseline = prepared
+    runner = StepRunner(plan, model, context, graph)
+    batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    with runner.memory.explain_oom():
+        in_float64 = check_parity(runner, batch, baseline)
+    del runner, model, graph, baseline, prepared, batch
+    gc.collect()
+    if context.torch_device.type == "cuda":
+        torch.cuda.empty_cache()
+    worst = report.worst if in_float64.equal else in_float64.worst
+    return dataclasses.replace(report, equal=in_float64.equal, worst=worst, float64_error=in_float64.max_error)
+
+
+def may_be_rounding(plan: Plan, report: ParityReport) -> bool:
+    """Return whether rounding may be why a plan failed the check: only gradients differ, and the plan splits sums.
+
+    Codecs round whatever the dtype. Without split sums the activations are those of the baseline, bit for bit.
+    """
+    splits_sums = plan.mesh.size("tensor") > 1 or plan.mesh.expert > 1
+    is_continuous = all(error <= report.tolerance for error in (report.loss, report.outputs, report.buffers))
+    is_small = all(error <= MAX_SENSITIVITY for error in (report.gradients, report.updates))
+    return (
+        not report.equal
+        and plan.training
+        and plan.compute_dtype == "float32"
+        and splits_sums
+        and not plan.has_codecs
+        and is_continuous
+        and is_small
+    )
+
+
+def _num_samples(plan: Plan) -> int:
+    """Return a batch that fills every micro-batch; the whole one where replicas of different speeds divide it."""
+    smallest = SAMPLES_PER_MICROBATCH * plan.microbatches * plan.mesh.data
+    return plan.batch if plan.speeds else min(plan.batch, smallest)
+
+
+def _prepare(plan: Plan, context: WorkerContext) -> tuple[Model, UnitGraph, Baseline | None] | None:
+    """Load and capture the model in float64, on worker 0 with its baseline; None if it can't run in float64."""
+    try:
+        model = load_model(plan, context, dtype="float64")
+        if not _is_float64(model.module):
+            return None
+        graph = capture_for(plan, model)
+        baseline = baseline_of(plan, model, graph, context, exact=True) if context.rank == 0 else None
+    except Exception:  # code of the user that expects float32, or a kernel without float64
+        return None
+    return model, graph, baseline
+
+
+def _is_float64(module: nn.Module) -> bool:
+    return all(parameter.dtype == torch.float64 for parameter in module.parameters() if parameter.is_floating_point())
+
+
+def _fits(needed_bytes: int, plan: Plan, device: torch.device) -> bool:
+    """Return whether a worker has so many bytes of memory; workers of one host share its memory."""
+    if device.type == "cuda":
+        return needed_bytes <= torch.cuda.mem_get_info(device)[0]
+    available = available_bytes()
+    return available is None or needed_bytes * plan.mesh.num_workers <= available
+
+
+def _all_workers(flag: bool, device: torch.device) -> bool:
+    """Return whether a flag is set on every worker; every worker must call this."""
+    flags = torch.tensor([float(flag)], device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MIN)
+    return bool(flags)

@@ -2,11 +2,13 @@
 
     each unit      keep · recompute · recompute attention alone · offload to the host
     a stage's      time    max(Σ forward, copies) + max(Σ backward + Σ recomputation, copies)
+                           copies: Σ copied / rate + two units
                    memory  Σ fixed + in flight × (Σ saved − Σ gain) + the largest peak  ≤ limit
 
 The *gain* of a treatment is what it saves between forward and backward, its *peak* what backward needs once more, for
 the one unit that is recomputed or fetched. Copies of offloaded activations overlap with compute, in forward to the
-host and in backward from it, so they cost nothing until they take longer.
+host and in backward from it, so they cost nothing until they take longer. They begin after the first unit and end
+before the last one, so they have the time of all units but two; the longest counts for both.
 
 Exactness. For each range of units and each bound on the largest peak, all choices that no other choice beats in gain,
 recomputation and copied bytes are kept (a Pareto frontier), so the cheapest choice of every range that fits is found. A
@@ -122,9 +124,11 @@ class MemoryPlan:
         return self.units("recompute")
 
 
-def _time_s(stage: StageLimit, forward_s: float, backward_s: float, recompute_s: float, copied_bytes: int) -> float:
+def _time_s(
+    stage: StageLimit, forward_s: float, backward_s: float, recompute_s: float, copied_bytes: int, longest_s: float
+) -> float:
     """Return the time of a stage: compute, or the copies that it hides where these take longer."""
-    copies_s = copied_bytes / stage.host_bytes_per_s
+    copies_s = copied_bytes / stage.host_bytes_per_s + 2 * longest_s / stage.speed if copied_bytes else 0.0
     return max(forward_s / stage.speed, copies_s) + max((backward_s + recompute_s) / stage.speed, copies_s)
 
 
@@ -246,13 +250,14 @@ class _Ranges:
         excess = fixed + stage.in_flight * saved - stage.memory_bytes
         keep: tuple[Treatment, ...] = tuple("keep" for _ in range(first, last + 1))
         if excess <= 0:
-            return _time_s(stage, forward_s, backward_s, 0.0, 0), keep
+            return _time_s(stage, forward_s, backward_s, 0.0, 0, 0.0), keep
+        longest_s = max(unit.forward_s for unit in self._units[first : last + 1])
         best_s, best = math.inf, None
         for peak in self._peaks:
             needed = excess + peak
             for choice in self._frontier(first, last, peak):
                 if stage.in_flight * choice.gain_bytes >= needed:
-                    seconds = _time_s(stage, forward_s, backward_s, choice.recompute_s, choice.copied_bytes)
+                    seconds = _time_s(stage, forward_s, backward_s, choice.recompute_s, choice.copied_bytes, longest_s)
                     if seconds < best_s:
                         best_s, best = seconds, choice
         return (math.inf, keep) if best is None else (best_s, best.treatments())

@@ -25,7 +25,7 @@ CUTS = ("vit.layers.0", "vit.layers.1", "vit.layers.2")
         ("serial", {"microbatches": 2}),
         ("data=2", {"shard": True, "microbatches": 2}),
         ("pipeline=2", {"microbatches": 4, "offload": "always"}),
-        pytest.param("serial", {"recompute": ("vit.layers.1",), "offload": "always"}, marks=pytest.mark.slow),
+        ("serial", {"recompute": ("vit.layers.1", "vit.layers.3:attention"), "offload": "always"}),
         pytest.param("serial", {"recompute": "attention", "offload": "always"}, marks=pytest.mark.slow),
         pytest.param("serial", {"precision": "bf16-mixed"}, marks=pytest.mark.slow),
         pytest.param("data=2", {"microbatches": 2}, marks=pytest.mark.slow),

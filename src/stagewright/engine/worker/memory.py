@@ -137,8 +137,7 @@ class MemoryTracker:
         """Count the tensors that a forward (or recomputation) saves; does nothing in steps that are not tracked."""
         if not self.active:
             return nullcontext()
-        outer = innermost_hooks()
-        if outer is None:
+        if (outer := innermost_hooks()) is None:
             return _SavedTensorHooks(self, self._pack, _unpack)
         pack, unpack = outer  # as checkpointing does during recomputation: count until the tensor is freed
         return _SavedTensorHooks(self, lambda tensor: pack(self._marked(tensor)), unpack)

@@ -89,7 +89,7 @@ class StageCosts:
     recomputation: StageRecomputation
     """What recomputation and offload repeat and hold, if the plan has any."""
     offload_s: float
-    """Copies of offloaded activations to the host in forward; as long for those back in backward."""
+    """Copies of offloaded activations to the host in forward, with what can't hide them; as long in backward."""
     gradient_rise_bytes: int
     """Peak of the first backward above its start, as gradients appear and activations are freed; 0 where recomputed
     units have it in `recomputation`."""
@@ -244,7 +244,7 @@ class StageCostBuilder:
             recompute_bytes=saved_bytes
             - (input_bytes if saves_inputs(units[0], input_bytes) and not traffic[0].sequence.divided_bytes else 0),
             recomputation=recomputation,
-            offload_s=recomputation.offload_bytes / self._host_link.bandwidth_bytes_per_s,
+            offload_s=self._offload_s(recomputation.offload_bytes, units, slowdown),
             gradient_rise_bytes=(
                 0 if recomputation.units else self._gradient_rise(first, last, existing_gradients, loss_bytes)
             ),
@@ -256,6 +256,11 @@ class StageCostBuilder:
             working_memory=self._working_memory(index, first, last, max(gathered, default=0)),
             sent_bytes=units[-1].crossing_bytes if last < len(self.units) - 1 else 0,
         )
+
+    def _offload_s(self, num_bytes: int, units: Sequence[UnitProfile], slowdown: float) -> float:
+        """Return the time of a stage's copies, and of two units: they begin after the first and end before the last."""
+        longest_s = max(unit.forward.median_s for unit in units) * self.forward_scale * slowdown
+        return num_bytes / self._host_link.bandwidth_bytes_per_s + 2 * longest_s if num_bytes else 0.0
 
     def _tensor_forward_s(self, traffic: Sequence[TensorTraffic]) -> float:
         """Return the time of the tensor axis's collectives in the forward of consecutive units."""

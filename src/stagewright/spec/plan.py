@@ -1,8 +1,7 @@
 """The plan: everything a run needs, as plain values without torch.
 
 A plan states what the user wants (`split = "optimal"`, `placement = "auto"`). A resolved plan also records the
-outcome (`cuts`, `devices`), so it can be rerun unchanged. `plan_rules` validates plans, `plan_file` reads and writes
-them.
+outcome (`cuts`, `devices`), so it can be rerun unchanged. `plan_rules` checks plans, `plan_file` reads and writes them.
 
     world rank = (data · T + tensor) · P + pipeline        data=2, pipeline=2:   replica 0: workers 0 1
     (pipeline is innermost: adjacent stages have adjacent ranks)                 replica 1: workers 2 3
@@ -36,6 +35,7 @@ ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
 Compile: TypeAlias = Literal["none", "stages", "units"]
 BaselineMode: TypeAlias = Literal["auto", "whole", "streamed"]
 Recompute: TypeAlias = Literal["none", "always", "except-last", "attention"] | tuple[bool, ...] | tuple[str, ...]
+_FILES = "stagewright.spec.plan_file"  # it imports this module
 OF_ATTENTION = ":attention"  # suffix of a unit in `recompute` of which attention alone is recomputed
 Offload: TypeAlias = Literal["none", "always"] | tuple[str, ...]
 
@@ -288,15 +288,11 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """Read and check a plan file, such as the plan.toml of a run or of `stagewright plan`."""
-        return cls._files().read_plan(path)  # type: ignore[no-any-return]
+        return import_module(_FILES).read_plan(path)  # type: ignore[no-any-return]
 
     def write(self, path: str | Path) -> None:
         """Write the plan with every key to a file."""
-        self._files().write_plan(self, path)
-
-    @staticmethod
-    def _files() -> Any:
-        return import_module("stagewright.spec.plan_file")  # it imports this module
+        import_module(_FILES).write_plan(self, path)
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
@@ -379,8 +375,8 @@ class Plan:
     @property
     def has_codecs(self) -> bool:
         """Whether any cut has a codec."""
-        directions = [(cut, backward) for cut in range(self.num_stages - 1) for backward in (False, True)]
-        return any(self.codec_of(cut, backward=backward) != "none" for cut, backward in directions)
+        cuts = range(self.num_stages - 1)
+        return any(self.codec_of(cut, backward=backward) != "none" for cut in cuts for backward in (False, True))
 
     @property
     def recomputed_units(self) -> tuple[str, ...]:

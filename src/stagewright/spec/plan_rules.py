@@ -25,6 +25,7 @@ from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.searched_order import check_order
 from stagewright.spec.unequal_devices import given_speeds, replica_sizes
+from stagewright.spec.zero import check_fsdp, check_zero
 from stagewright.user_code import is_user_defined, split_name
 
 POLICIES = ("parameters", "macs", "blocks", "time", "optimal", "client-server")
@@ -286,13 +287,14 @@ def _check_features(plan: Plan) -> None:
         raise UsageError(
             "shard (FSDP) shards parameters over replicas, and there is only one: use a mesh with data=2 or more"
         )
-    _check_fsdp_gather(plan)
+    check_choice("fsdp_gather", plan.fsdp_gather, FSDP_GATHERS)
+    check_fsdp(plan)
     if plan.shard and plan.mesh.expert > 1:
         raise UsageError(
             f"shard (FSDP) shards what replicas hold in common, and expert = {plan.mesh.expert} divides experts over "
             "them: leave out one of the two"
         )
-    _check_zero(plan)
+    check_zero(plan)
     if plan.vocab_parallel and plan.mesh.tensor == 1:
         raise UsageError(
             f"vocab_parallel = true divides the vocabulary over tensor parallel workers, and {plan.mesh} has none: "
@@ -328,66 +330,6 @@ def _check_features(plan: Plan) -> None:
         raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
     if not plan.training and plan.clip is not None:
         raise UsageError(f"clip = {plan.clip} is for training: leave it out, or use training = true")
-
-
-def _check_fsdp_gather(plan: Plan) -> None:
-    check_choice("fsdp_gather", plan.fsdp_gather, FSDP_GATHERS)
-    _check_fsdp_shards(plan)
-    if plan.fsdp_gather == "auto":
-        return
-    if not plan.shard:
-        raise UsageError(
-            f'fsdp_gather = "{plan.fsdp_gather}" says how often FSDP gathers parameters, and the plan has no shard '
-            "(FSDP): leave it out, or use shard = true"
-        )
-    if plan.fsdp_gather == "step" and not plan.training:
-        raise UsageError(
-            'fsdp_gather = "step" keeps parameters gathered during a training step, and inference has none: leave it '
-            "out, or leave out shard (FSDP), which gathers them for each micro-batch"
-        )
-    is_split = plan.training and plan.mesh.pipeline > 1 and SCHEDULES[plan.schedule].splits_backward
-    if plan.fsdp_gather == "microbatch" and is_split:
-        raise UsageError(
-            f'schedule {plan.schedule!r} splits the backward, inside which fsdp_gather = "microbatch" gathers '
-            'parameters: use fsdp_gather = "step", or schedule = "1f1b", "gpipe" or "interleaved"'
-        )
-
-
-def _check_fsdp_shards(plan: Plan) -> None:
-    shards, data = plan.fsdp_shards, plan.mesh.data
-    if shards is None:
-        return
-    if not plan.shard:
-        raise UsageError(
-            f"fsdp_shards = {shards} divides the replicas of FSDP into groups (HSDP), and the plan has no shard "
-            "(FSDP): leave it out, or use shard = true"
-        )
-    if shards < 2 or data % shards:
-        fits = [str(count) for count in range(2, data + 1) if data % count == 0]
-        raise UsageError(
-            f"fsdp_shards = {shards} does not divide data = {data} into groups of two or more replicas: "
-            f"use {' or '.join(fits)}"
-        )
-
-
-def _check_zero(plan: Plan) -> None:
-    if plan.zero not in (0, 1, 2):
-        fix = "use shard = true, which is ZeRO-3 (FSDP)" if plan.zero == 3 else "use 0, 1 or 2"
-        raise UsageError(f"zero = {plan.zero} is not a ZeRO stage of replicas with all parameters: {fix}")
-    if plan.zero and plan.shard:
-        raise UsageError(f"shard (FSDP) is ZeRO-3, and the plan also has zero = {plan.zero}: use one of them")
-    if plan.zero and plan.mesh.data == 1:
-        raise UsageError(
-            f"zero = {plan.zero} shards optimizer states over replicas, and there is only one: use a mesh with data=2 "
-            "or more"
-        )
-    if plan.zero and plan.mesh.expert > 1:
-        raise UsageError(
-            f"zero = {plan.zero} shards what replicas hold in common, and expert = {plan.mesh.expert} divides experts "
-            "over them: leave out one of the two"
-        )
-    if plan.zero and not plan.training:
-        raise UsageError(f"zero = {plan.zero} is for training: leave it out, or use training = true")
 
 
 def _check_codecs(plan: Plan) -> None:

@@ -8,10 +8,16 @@ from typing import Any
 from stagewright.simulator.what_if import LOSSES
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
+from stagewright.studies.stages.contrast import Contrast, contrast_summary
 from stagewright.studies.stages.measured import MeasuredRun, bound_speedup
 
 
-def summarize(results: Results, options: Mapping[str, Any], runs: Mapping[str, Sequence[MeasuredRun]]) -> Summary:
+def summarize(
+    results: Results,
+    options: Mapping[str, Any],
+    runs: Mapping[str, Sequence[MeasuredRun]],
+    contrast: Contrast | None = None,
+) -> Summary:
     best = {
         mode: run
         for mode in options["modes"]
@@ -25,11 +31,13 @@ def summarize(results: Results, options: Mapping[str, Any], runs: Mapping[str, S
             why="Unknown: nothing was measured.",
             advice="See which parts failed, and run the same command again.",
         )
+    speedups = joined(_measured(mode, run) for mode, run in best.items())
+    policies, advice = contrast_summary(contrast)
     return Summary(
-        measured=f"{options['model']}: {joined(_measured(mode, run) for mode, run in best.items())} over one device.",
+        measured=f"{options['model']}: {speedups} over one device.{policies}",
         ideal=_ideal(results, options, best),
         why=_why(results, best),
-        advice=_advice(results, options, best, runs),
+        advice=_advice(results, options, best, runs) + advice,
     )
 
 

@@ -9,6 +9,7 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.memory.measured import MeasuredVariant, ideal_speedups, shown_variant
+from stagewright.studies.parts.measurements import is_busy
 
 
 def summarize(results: Results, options: Mapping[str, Any], variants: Mapping[str, MeasuredVariant]) -> Summary:
@@ -52,7 +53,8 @@ def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
         if forecast is not None and largest is not None and largest["seconds"] > 0:
             share = percent(largest["seconds"] / forecast["step_s"])
             texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
-    return f"The largest losses, by forecast: {joined(texts)}." if texts else "Unknown: there is no forecast."
+    busy = " Can't be told for sure: the machine was busy." if is_busy(results) else ""
+    return f"The largest losses, by forecast: {joined(texts)}.{busy}" if texts else "Unknown: there is no forecast."
 
 
 def _advice(

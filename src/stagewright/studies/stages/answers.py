@@ -177,7 +177,8 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Co
                 f"them apart.{other}"
             )
         if not any(run.speedup is not None for run in runs[mode]):
-            yield f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best."
+            why = "has a plausible speed-up" if any(run.implausible for run in runs[mode]) else "was measured"
+            yield f"{mode.capitalize()}: no pipeline {why}, so no policy can be called the best."
 
 
 DIFFERING = "stagewright study stages --model mobilenet-v2 --image-size 128 --stages 2"
@@ -264,7 +265,12 @@ def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterato
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         if why is None:
-            yield f"{mode.capitalize()}: unknown, since no pipeline was measured and explained."
+            why = (
+                "has a plausible speed-up"
+                if any(run.implausible for run in runs[mode])
+                else "was measured and explained"
+            )
+            yield f"{mode.capitalize()}: unknown, since no pipeline {why}."
             continue
         step_s = why["step_s"]
         parts = sorted(why["parts"], key=lambda part: part["seconds"], reverse=True)

@@ -21,7 +21,7 @@ from stagewright.studies.stages.measured import MeasuredRun, baseline_rate, meas
 from stagewright.table import Table
 
 _PREFIX = "contrast-"
-_SHARED = ("calibration",)  # parts that both models read
+_SHARED = ("calibration", "other-load")  # what both models read
 _SHARES = ("parameters", "MACs", "units", "time")
 _EQUAL = {"parameters": "parameters", "macs": "MACs", "blocks": "units"}
 """What a policy divides equally."""

@@ -21,7 +21,7 @@ from stagewright.studies.framework.study import Findings, Part, PartContext, Res
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
 from stagewright.studies.stages.answers import EVIDENCE, QUESTIONS, answers
 from stagewright.studies.stages.contrast import contrast_part, read_contrast
-from stagewright.studies.stages.measured import measured_runs
+from stagewright.studies.stages.measured import explained_results, measured_runs
 from stagewright.studies.stages.options import Options
 from stagewright.studies.stages.summary import summarize
 from stagewright.studies.stages.tables import figures, tables
@@ -41,6 +41,7 @@ def build_study(options: Options) -> Study:
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     runs = {mode: measured_runs(results, options, mode) for mode in options["modes"]}
+    results = explained_results(results, runs)
     contrast = read_contrast(results, options.get("contrast_options"))
     shown, drawn = tables(results, options, runs, contrast), figures(results, options, runs)
     return Findings(
@@ -211,6 +212,7 @@ def _explain(options: Options, mode: str, context: PartContext) -> dict[str, Any
     if not runs:
         raise UsageError(f"no pipeline in {mode} has run on the {len(options.devices)} devices; give 2 or more")
     most = max(run.num_stages for run in runs)
+    # Without a plausible speed-up the run is still traced, but not explained.
     best = max((run for run in runs if run.num_stages == most), key=lambda run: run.speedup or 0.0)
     folder = RunFolder.open(context.folder / best.run)
     measured = load_model_costs(context.results[f"profile-{mode}"]["measured"])

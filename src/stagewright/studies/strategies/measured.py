@@ -195,7 +195,8 @@ def case_name(options: Mapping[str, Any], case: str) -> str:
 def forecast_check(results: Mapping[str, Any], measured: Sequence[MeasuredExperiment]) -> ForecastCheck:
     """Compare the forecasts of a task's experiments with those that were measured."""
     pairs = [(row.speedup, row.forecast) for row in measured if row.is_measured]
-    return check_forecasts(pairs, is_busy=is_busy(results))
+    is_disturbed = any(row.implausible for row in measured if row.is_measured)
+    return check_forecasts(pairs, is_busy=is_busy(results), is_disturbed=is_disturbed)
 
 
 def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:

@@ -13,7 +13,8 @@ from made_profiles import profile_of, unit
 from stagewright.errors import RunError, UsageError
 from stagewright.studies import Findings, PartContext, Results
 from stagewright.studies.memory.options import Options
-from stagewright.studies.memory.study import _cuts, build_study, conclude, next_size
+from stagewright.studies.memory.study import _cuts, build_study, conclude
+from stagewright.studies.parts.search import next_size
 from stagewright.studies.runner.load import choose_study
 
 

@@ -82,11 +82,7 @@ def _why(codecs: Codecs) -> str:
 def _advice(codecs: Codecs) -> str:
     measured = next(iter(codecs.values()))
     rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
-    useful = [
-        codec.codec
-        for codec in measured
-        if codec.codec != "none" and codec.raw_bytes and rate is not None and codec.break_even_rate > rate
-    ]
+    useful = [codec.codec for codec in measured if codec.raw_bytes and codec.is_faster_here]
     fastest = max(
         (codec for codec in measured if codec.codec != "none" and codec.raw_bytes),
         key=lambda codec: codec.break_even_rate,
@@ -94,8 +90,10 @@ def _advice(codecs: Codecs) -> str:
     )
     if rate is None or fastest is None:
         return "Measure the link first: stagewright study codecs --epochs 0."
-    here = f"Between these workers ({shown_rate(rate)}) " + (
-        f"use {joined(useful, 'or')}" if useful else "send without a codec: none saves time"
+    here = "Between these workers " + (
+        f"use {joined(useful, 'or')}: a tensor arrives sooner"
+        if useful
+        else "send without a codec: with none a tensor arrives measurably sooner"
     )
     return (
         f"{here}. On slower links take the codec with the fewest bytes that keeps the accuracy of your task, if the "

@@ -41,7 +41,7 @@ class StudyFolder:
     def create(cls, root: str | Path, study: Study, *, command: str, environment: Mapping[str, Any]) -> StudyFolder:
         """Create a folder under `root`, named by time, study and model."""
         started = datetime.now().astimezone()
-        model = re.sub(r"[^A-Za-z0-9._]+", "-", str(study.options.get("model", ""))).strip("-._")[-40:]
+        model = re.sub(r"[^A-Za-z0-9._]+", "-", str(study.options.get("model") or "")).strip("-._")[-40:]
         name = "-".join(word for word in (started.strftime("%Y-%m-%d-%H%M%S"), study.name, model) if word)
         path = Path(root) / name
         try:

@@ -11,15 +11,15 @@ from stagewright.studies.framework.accuracy import AccuracyScale
 from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.studies.strategies.large_tables import large_answer
 from stagewright.studies.strategies.measured import (
-    PUBLISHED_LARGE,
     MeasuredExperiment,
     case_name,
     forecast_check,
     plain_loop,
     task_scale,
 )
-from stagewright.studies.strategies.tables import data_on_2, large_rows, only_pipeline
+from stagewright.studies.strategies.tables import data_on_2
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
@@ -51,7 +51,7 @@ def answers(results: Results, options: Mapping[str, Any], experiments: Experimen
         _batches(results, options, experiments),
         _cuts(results, options, experiments),
         _workers(results, options, experiments),
-        _large_batches(results, options),
+        large_answer(results, options),
     )
     return answer_all(QUESTIONS, replies)
 
@@ -342,38 +342,3 @@ def _workers(results: Results, options: Mapping[str, Any], experiments: Experime
                     f"During training {count} workers shared {devices}: their measured speed is meaningless, their "
                     "accuracy is valid."
                 )
-
-
-def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    runs = large_rows(results, options)
-    limit = results.get("large-limit")
-    if not runs or limit is None:
-        command = "stagewright study strategies --large-batches 256,1024,4096"
-        return (
-            (f"Large batches were not studied; this studies them: {command}",) if not options["large_batches"] else ()
-        )
-    recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
-    passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in runs}
-    by_pipeline = only_pipeline(results, options)
-    head = f"{recipe.model} on two devices of {format_bytes(limit['memory_bytes'])}"
-    sentences = [
-        f"{head}: batch {joined(str(batch) for batch in by_pipeline)} runs out of memory under data parallel and "
-        "runs as a pipeline."
-        if by_pipeline
-        else f"{head}: no tested batch runs only as a pipeline."
-    ]
-    for kind, name in (("data", "Data parallel"), ("pipeline", "Pipeline")):
-        texts = [
-            f"{batch} " + (f"({format_bytes(max(row['peak_memory_bytes']))})" if row["ran"] else "out of memory")
-            for row_kind, batch, row in runs
-            if row_kind == kind
-        ]
-        if texts:
-            sentences.append(f"{name}, batch and peak memory: {joined(texts)}.")
-    accumulated = [str(batch) for batch in by_pipeline if passed.get(("accumulated", batch))]
-    if accumulated:
-        sentences.append(
-            f"Data parallel with gradient accumulation over micro-batches of {options['piece']} samples runs "
-            f"{joined(accumulated)} too: the micro-batches save the memory."
-        )
-    return (*sentences, PUBLISHED_LARGE)

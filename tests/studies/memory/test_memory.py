@@ -244,8 +244,8 @@ def test_the_summary_has_the_numbers() -> None:
     summary = concluded(memory_parts()).summary
     assert summary is not None
     assert summary.measured == (
-        "gpt-layers:4 on two devices, over one: data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×. The least memory has "
-        "tensor with checkpointing: 165 MiB on its largest worker, 41 % of one device."
+        "gpt-layers:4 on two devices, over one: data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×. Tensor with "
+        "checkpointing needs the least memory: 165 MiB on its largest worker, 41 % of one device."
     )
     assert "with free communication the same steps would reach data 2.00 ×" in summary.ideal
     assert "data collectives (20 % of a step)" in summary.why

@@ -307,3 +307,10 @@ def test_a_mode_that_can_not_be_told_is_named_in_the_summary() -> None:
 def test_a_forecast_that_is_exact_is_off_by_nothing() -> None:
     check = check_forecasts([(1.0, 0.999)])
     assert check.sentence == "On the 1 measured case the forecast speed-up was off by 0 %."
+
+
+def test_a_figure_without_any_point_is_drawn(tmp_path: Path) -> None:
+    findings = concluded(stages_parts(blocks=(70.0, 75.0), macs=(71.0, 76.0)))
+    (figure,) = findings.figures
+    figure.draw(tmp_path / "speedups.svg")
+    assert "<svg" in (tmp_path / "speedups.svg").read_text()

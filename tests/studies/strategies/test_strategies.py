@@ -277,6 +277,8 @@ def test_a_plain_loop_is_a_row_and_judges_the_baseline() -> None:
     assert "0.80 × the single-device baseline, so speed-ups over a plain loop are 1.25 × as high" in answer_to(
         found, "which is faster"
     )
+    busy = concluded(parts | {"calibration": {"noise": 0.4}})
+    assert "but the machine was busy, so whether they differ can't be told" in answer_to(busy, "which is faster")
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs, *, g
         )
     smallest = min(compressing, key=lambda codec: codec.ratio)
     return Summary(
-        measured=f"The fewest bytes sends {smallest.codec}, {percent(smallest.ratio)} of fp32. "
+        measured=f"{smallest.codec} sends the fewest bytes, {percent(smallest.ratio)} of fp32. "
         + " ".join(_accuracy(results, options, task, measured) for task, measured in codecs.items()),
         ideal=f"{percent(goal_ratio)} of the bytes within {_limits(codecs)} of the accuracy without a codec, and a "
         "time to encode and decode that is less than the link saves.",

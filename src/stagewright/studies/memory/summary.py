@@ -35,8 +35,8 @@ def summarize(results: Results, options: Mapping[str, Any], variants: Mapping[st
         if (ideal := ideal_speedups(results, variant)) is not None
     ]
     return Summary(
-        measured=f"{options['model']} on two devices, over one: {rates}. The least memory has "
-        f"{shown_variant(least.variant)}: {format_bytes(least.peak)} on its largest worker{share}.",
+        measured=f"{options['model']} on two devices, over one: {rates}. {shown_variant(least.variant).capitalize()} "
+        f"needs the least memory: {format_bytes(least.peak)} on its largest worker{share}.",
         ideal=f"2 ×; with free communication the same steps would reach {joined(ideals)}."
         if ideals
         else "2 ×; what free communication would reach is unknown.",

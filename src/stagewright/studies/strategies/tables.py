@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes
+from stagewright.studies.framework.phrases import counted
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.measurements import calibration_note
@@ -133,8 +134,8 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
         "Pipeline and data parallel",
         (*columns, "95 %", "guessing", *speed),
         rows,
-        f"Accuracy: mean ± standard deviation over {len(options['seeds'])} seeds{metric}, always from real training; "
-        "95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; guessing: "
+        f"Accuracy: mean ± standard deviation over {counted(len(options['seeds']), 'seed')}{metric}, always from real "
+        "training; 95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; guessing: "
         "always the most frequent class. Workers that share a device compute the same. Speed-up: over one device with "
         "the same batch, median over rounds of the ratio within a round; every plan first passed its parity check. "
         "Forecast: the speed-up from the profile, made before any run; where there are fewer devices than workers, it "

@@ -264,3 +264,19 @@ def test_a_busy_machine_gives_no_order_from_one_round() -> None:
     busy = concluded(parts)
     assert "Data is the fastest, pipeline or tensor the slowest." in answer_to(busy, "highest")
     assert "Can't be told for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")
+
+
+def test_a_busy_machine_advises_nothing_about_speed() -> None:
+    parts = memory_parts({**SPEEDS, "data": 8.8, "tensor": 5.1, "pipeline": 5.0})
+    quiet = concluded(parts).summary
+    assert quiet is not None
+    assert quiet.advice.startswith("Where the model fits, use one device: no strategy is measurably faster.")
+    busy = concluded(parts | {"other-load": {"share": 0.8}})
+    assert busy.summary is not None
+    assert busy.summary.advice.startswith("Whether any strategy is faster than one device can't be told")
+    assert "Can't be told for data (0.88 ×)" in answer_to(busy, "slower than one device")
+    text = answer_to(busy, "cost and save")
+    assert (
+        "Data: activation checkpointing costs time that can't be told (measured 25 % more, on a busy machine)" in text
+    )
+    assert "and saves 25 % of the memory" in text

@@ -58,8 +58,8 @@ def test_load_is_relative_to_the_cores_of_the_study() -> None:
 def test_a_busy_machine_widens_the_margin() -> None:
     quiet = Results({"calibration": {"noise": 0.02}})
     assert (noise_margin(quiet), is_busy(quiet)) == (0.05, False)
-    busy = with_other_load(quiet, 0.4)
-    assert (noise_margin(busy), is_busy(busy)) == (0.4, True)
+    busy = with_other_load(quiet, 0.5)
+    assert (noise_margin(busy), is_busy(busy)) == (1.0, True), "a run may have had a core, and another half of one"
     assert with_other_load(quiet, None) is quiet
 
 

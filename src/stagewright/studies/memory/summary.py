@@ -67,6 +67,12 @@ def _advice(
     close = [variant.strategy for variant in parallel[1:] if not best.is_faster_than(variant)]
     choice = joined([best.strategy, *close], "or")
     text = f"Where the model fits, use {choice}{', which differ by less than noise' if close else ''}."
+    if (best.speedup or 0.0) <= 1 + best.margin:
+        text = (
+            "Whether any strategy is faster than one device can't be told: the machine was busy."
+            if is_busy(results)
+            else "Where the model fits, use one device: no strategy is measurably faster."
+        )
     layers = {
         variant: fit["largest"] for variant in options["fits"] if (fit := results.get(f"fit-{variant}")) is not None
     }

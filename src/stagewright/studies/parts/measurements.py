@@ -58,9 +58,13 @@ def with_other_load(results: Results, load: float | None) -> Results:
 
 
 def _noise(results: Mapping[str, Any]) -> float:
-    """How much the machine disturbs measurements: variation of its calibration, or the load of other programs."""
+    """How much the machine disturbs measurements: variation of its calibration, or the load of other programs.
+
+    Programs that take a share s of a core make a run on it 1 ÷ (1 − s) times as long, and spare another run.
+    """
     varied = (results.get("calibration") or {}).get("noise") or 0.0
-    return max(float(varied), float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0))
+    share = min(0.95, float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0))
+    return max(float(varied), share / (1 - share))
 
 
 def is_busy(results: Mapping[str, Any]) -> bool:

@@ -133,7 +133,7 @@ def _largest(options: Options, context: PartContext) -> dict[str, Any]:
         context.note(f"batch {batch}")
         plan = replace(options.large_plan("data", batch, ()), memory_bytes=limit, steps=1, warmup=0)
         row = context.run_or_out_of_memory(plan)
-        kept = {name: row[name] for name in ("ran", "peak_memory_bytes", "run", "text") if name in row}
+        kept: dict[str, Any] = {name: row[name] for name in ("ran", "peak_memory_bytes", "run", "text") if name in row}
         attempts.append({"batch": batch, **kept})
         ran[size] = row["ran"]
         size = next_size(ran, 1)

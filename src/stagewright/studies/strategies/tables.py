@@ -135,11 +135,11 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
         (*columns, "95 %", "guessing", *speed),
         rows,
         f"Accuracy: mean ± standard deviation over {counted(len(options['seeds']), 'seed')}{metric}, always from real "
-        "training; 95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; guessing: "
-        "always the most frequent class. Workers that share a device compute the same. Speed-up: over one device with "
-        "the same batch, median over rounds of the ratio within a round; every plan first passed its parity check. "
-        "Forecast: the speed-up from the profile, made before any run; where there are fewer devices than workers, it "
-        f"replaces the measured speed, as if each worker had its own device. Plain torch loop: the "
+        "training; 95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; "
+        "guessing: always the most frequent class. Workers that share a device compute the same. Speed-up: over one "
+        "device with the same batch, median over rounds of the ratio within a round; every plan first passed its "
+        "parity check. Forecast: the speed-up from the profile, made before any run; where there are fewer devices "
+        "than workers, it replaces the measured speed, as if each worker had its own device. Plain torch loop: the "
         f"same model, batch and optimizer without Stagewright, on one device. {' '.join(sentences)}"
         f"{calibration_note(results)}".rstrip(),
     )

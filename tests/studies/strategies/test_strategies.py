@@ -344,3 +344,10 @@ def test_neither_strategy_is_advised_where_one_device_is_as_fast() -> None:
     fast = concluded(strategies_parts()).summary
     assert fast is not None
     assert "Use one device" not in fast.advice
+
+
+def test_a_quick_study_names_quick_commands() -> None:
+    full = answer_to(concluded(strategies_parts(), microbatches=[4]), "more micro-batches")
+    assert full.endswith("stagewright study strategies --microbatches 2,4,8")
+    quick = answer_to(concluded(strategies_parts(), microbatches=[4], quick=True), "more micro-batches")
+    assert quick.endswith("stagewright study strategies --microbatches 2,4,8 --quick")

@@ -8,7 +8,7 @@ from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.accuracy import AccuracyScale
-from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
+from stagewright.studies.framework.phrases import counted, joined, signed, spread, study_command, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.parts.training_recipe import TrainingRecipe
@@ -215,7 +215,7 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
 
 def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if len(options["microbatches"]) < 2:
-        command = "stagewright study strategies --microbatches 2,4,8"
+        command = study_command(options, "strategies --microbatches 2,4,8")
         yield f"Only one number of micro-batches was studied; this studies more: {command}"
         return
     for task, measured in experiments.items():
@@ -240,7 +240,7 @@ def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Itera
 def _batches(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if len(options["recipes"]) == len(options["tasks"]):
         batch = options["recipes"][options["tasks"][0]].batch
-        command = f"stagewright study strategies --batch {batch},{2 * batch}"
+        command = study_command(options, f"strategies --batch {batch},{2 * batch}")
         yield f"Only one batch was studied; this studies two: {command}"
         return
     for task in options["tasks"]:
@@ -296,7 +296,8 @@ def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments
             "5039 MiB."
         )
     elif len(options["cuts"]) < 2:
-        return ("Only one policy was studied; this studies both: stagewright study strategies --policies even,client",)
+        command = study_command(options, "strategies --policies even,client")
+        return (f"Only one policy was studied; this studies both: {command}",)
     return tuple(sentences)
 
 
@@ -317,7 +318,8 @@ def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None
 
 def _workers(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if tuple(options["workers"]) == (2,):
-        yield "Only 2 workers were studied; this studies more: stagewright study strategies --workers 2,4"
+        command = study_command(options, "strategies --workers 2,4")
+        yield f"Only 2 workers were studied; this studies more: {command}"
         return
     for task, measured in experiments.items():
         reference = data_on_2(measured)

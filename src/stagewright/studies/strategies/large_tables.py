@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import joined
+from stagewright.studies.framework.phrases import joined, study_command
 from stagewright.studies.framework.rounds import SeedValues, read_values
 from stagewright.studies.framework.study import Results
 from stagewright.studies.framework.tables import study_table
@@ -126,7 +126,7 @@ def large_answer(results: Results, options: Mapping[str, Any]) -> tuple[str, ...
     runs = large_runs(results, options)
     limit = results.get("large-limit")
     if not runs or limit is None:
-        command = "stagewright study strategies --large-batches 256,1024,4096"
+        command = study_command(options, "strategies --large-batches 256,1024,4096")
         return (
             (f"Large batches were not studied; this studies them: {command}",) if not options["large_batches"] else ()
         )
@@ -136,9 +136,8 @@ def large_answer(results: Results, options: Mapping[str, Any]) -> tuple[str, ...
     if largest is not None:
         sentences.append(_largest_text(largest, memory))
     if not any(run.errors.values for run in runs):
-        sentences.append(
-            "Their error after training was not studied; this does: stagewright study strategies --large-epochs 3"
-        )
+        command = study_command(options, "strategies --large-epochs 3")
+        sentences.append(f"Their error after training was not studied; this does: {command}")
     return (*sentences, PUBLISHED_LARGE)
 
 

@@ -81,6 +81,9 @@ def test_options_of_the_second_model() -> None:
     assert second is not None
     assert (second.model, second.stages, second.modes, second.pixels) == ("mobilenet-v2", (2,), ("training",), 128)
     assert (second.units, second.batch, second.contrast_options) == ("auto", options.batch, None)
+    quick = replace(options, quick=True, batch=32, microbatches=8).contrast_options
+    assert quick is not None
+    assert quick.batch == 16, "so that a quick study stays within three minutes"
     other = replace(options, contrast="resnet-50").contrast_options
     assert other is not None
     assert other.pixels is None

@@ -124,6 +124,7 @@ class Options:
             contrast="none",
             stages=(2,),
             modes=self.modes[:1],
+            batch=max(self.microbatches, self.batch // 2) if self.quick else self.batch,
             units="auto",
             image_size=_CONTRAST_PIXELS if self.contrast == _CONTRAST else None,
             sequence_length=None,

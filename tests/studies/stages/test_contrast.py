@@ -55,9 +55,7 @@ def test_its_table_has_the_first_stages_shares_and_the_fastest_first() -> None:
 def test_the_summary_names_the_best_policy_or_says_that_it_can_not_be_told() -> None:
     summary = concluded(same_cuts() | contrast_parts()).summary
     assert summary is not None
-    assert (
-        "mobilenet-v2 with 2 stages, inference: blocks 1.61 ×, macs 1.41 × and parameters 1.11 ×." in summary.measured
-    )
+    assert "mobilenet-v2 with 2 stages, inference: blocks 1.61 ×; macs 1.41 ×; parameters 1.11 ×." in summary.measured
     assert summary.advice.endswith(
         "Where policies cut differently, use blocks: on mobilenet-v2 faster than macs and parameters."
     )

@@ -147,7 +147,7 @@ def contrast_summary(contrast: Contrast | None) -> tuple[str, str]:
     if contrast is None or len(contrast.ordered) < 2:
         return "", ""
     best, slower = contrast.ordered[0], contrast.slower
-    rates = joined(f"{run.policies} {times(run.speedup or 0.0)}" for run in contrast.ordered)
+    rates = "; ".join(f"{run.policies} {times(run.speedup or 0.0)}" for run in contrast.ordered)
     measured = f" Policies that cut differently, {contrast.model} with 2 stages, {contrast.mode}: {rates}."
     advice = (
         f" Where policies cut differently, use {best.policies}: on {contrast.model} faster than "

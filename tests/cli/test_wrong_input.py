@@ -98,6 +98,7 @@ def test_a_model_that_is_not_there(verb: str, model: str, message: str, told: To
         ("worker model.toml", "unknown model 'digits-vti'; did you mean 'digits-vit'"),
         ("worker no.toml", "no plan no.toml"),
         ("worker own.toml", "unknown factory 'plan'; did you mean 'plain'"),
+        ("study stages --quick --contrast mobilnet-v2", "unknown model 'mobilnet-v2'; did you mean 'mobilenet-v2'"),
         ("study stages --quick --policies tmie", "unknown policy 'tmie'; did you mean 'time'"),
         ("study stages --quick --cluster no.toml", "--cluster: there is no cluster file no.toml; `stagewright doctor"),
         ("study stages --quick --stages 1", "1 stages are not a pipeline: give numbers from 2 up"),

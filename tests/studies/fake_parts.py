@@ -105,6 +105,28 @@ def stages_parts(
     return parts
 
 
+CONTRAST_OPTIONS: dict[str, Any] = {**STAGES_OPTIONS, "model": "mobilenet-v2", "stages": [2]}
+
+
+def contrast_parts(**rates: float) -> dict[str, Any]:
+    """The second model: each policy cuts it elsewhere; serial 20 samples/s in both rounds."""
+    shares = {"parameters": (0.5, 0.6, 0.9), "macs": (0.1, 0.5, 0.7), "blocks": (0.05, 0.4, 0.6)}
+    splits = {}
+    for policy, (parameters, macs, seconds) in shares.items():
+        stages = [
+            {"parameters": 1000 * a, "macs": 1000 * b, "units": ["u"] * 4, "time_s": c}
+            for a, b, c in ((parameters, macs, seconds), (1 - parameters, 1 - macs, 1 - seconds))
+        ]
+        splits[policy] = split([f"{policy}.cut"], seconds, 0.5 / seconds, policy) | {"stages": stages}
+    parts: dict[str, Any] = {"contrast-profile-inference": {"splits": {"2": splits}}}
+    for turn in (1, 2):
+        parts[f"contrast-run-inference-serial-{turn}"] = row(20.0)
+        for policy, rate in ({"parameters": 22.0, "macs": 28.0, "blocks": 32.0} | rates).items():
+            part = row(rate + 0.1 * turn, run=f"runs/c-{policy}{turn}", sent=MIB, shared=False)
+            parts[f"contrast-run-inference-2-{policy}-{turn}"] = part
+    return parts
+
+
 MEMORY_OPTIONS: dict[str, Any] = {
     "model": "gpt-layers:4",
     "strategies": ["data", "tensor", "pipeline"],

@@ -15,7 +15,8 @@ from stagewright.studies.runner.run import ALONE, DISTURBED
 
 STAGES = [
     *("study", "stages", "--quick", "--model", "digits-vit", "--stages", "2,3", "--policies", "blocks,optimal"),
-    *("--modes", "training", "--batch", "8", "--microbatches", "4", "--steps", "2", "--json"),
+    *("--modes", "training", "--batch", "8", "--microbatches", "4", "--steps", "2"),
+    *("--contrast", "gpt-layers:2", "--json"),
 ]
 MEMORY = [
     *("study", "memory", "--quick", "--model", "gpt-layers:4", "--strategy", "pipeline", "--batch", "2"),
@@ -42,6 +43,8 @@ def test_stages(tmp_path: Path, shared_cache: Path) -> None:
     rows = {(row[1], row[6].removeprefix("unverified ")) for row in found["tables"][1]["rows"]}
     assert rows == {("1", "measured"), ("2", "measured, devices shared"), ("3", "forecast")}
     assert found["data"]["run-training-2-blocks-1"]["equal"] is True
+    assert found["data"]["contrast-run-training-2-blocks-1"]["equal"] is True
+    assert found["tables"][2]["title"] == "Policies on gpt-layers:2: 2 stages, training"
     asked = json.loads((folder / "study.json").read_text())["questions"]
     answered = [answer["question"] for answer in found["answers"]]
     # Other programs may run beside this one.

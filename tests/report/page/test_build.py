@@ -306,3 +306,12 @@ def test_a_fold_of_curves_alone_is_not_in_markdown() -> None:
     assert "Curves" not in text
     assert "<details>" not in text
     assert "One." in text
+
+
+def test_many_plans_have_a_row_each(tmp_path: Path) -> None:
+    for number in range(7):
+        make_run(tmp_path, "pipeline=2" if number else "serial", number=number)
+    table = section(build_report([tmp_path]).page, "plans").items[0]
+    assert isinstance(table, Table)
+    assert len(table.rows) == 7, "seven columns would be too wide for a page"
+    assert "mesh.pipeline" in [column.name for column in table.columns]

@@ -122,7 +122,15 @@ def test_transfer_rates_and_where_codecs_pay() -> None:
     assert "none 8.39 Gb/s" in text
     pays = answer_to(concluded(codecs_parts()), "On which links")
     assert "bf16 " in pays
-    assert "On this machine's link (8.39 Gb/s)" in pays
+    assert "On this machine's link, measured end to end (8.39 Gb/s without a codec, latency included): no codec" in pays
+    parts = codecs_parts()
+    parts["transfer-cifar10"]["codecs"]["bf16"]["seconds"] = 0.00095
+    assert "no codec saves time beyond the variation" in answer_to(concluded(parts), "On which links"), "5 % is noise"
+    parts["transfer-cifar10"]["codecs"]["bf16"]["seconds"] = 0.0006
+    assert "bf16 saves time." in answer_to(concluded(parts), "On which links")
+    summary = concluded(parts).summary
+    assert summary is not None
+    assert "Between these workers use bf16: a tensor arrives sooner." in summary.advice
 
 
 def test_one_device_is_shared_and_no_column_is_empty() -> None:

@@ -44,7 +44,9 @@ def test_blame_is_right_only_where_it_names_what_was_made() -> None:
     )
     assert "3 of 3 diagnoses are correct." in text
     parts = fabric_parts() | {"sent-mlp-mnist-slow-link": sent("slow-link", times_s=[0.1], kind="slow-link", rank=1)}
-    assert "“it is slow-link 1” is wrong" in answer_to(concluded(parts), "causes")
+    assert "“it is slow-link 1” is wrong." in answer_to(concluded(parts), "causes")
+    busy = answer_to(concluded({**parts, "other-load": {"share": 0.5}}), "causes")
+    assert "“it is slow-link 1” is wrong (other programs used the cores" in busy
     assert "2 of 3 diagnoses are correct." in answer_to(concluded(parts), "causes")
     assert [row[3] for row in concluded(parts).tables[1].rows] == ["yes", "no", "yes"]
 

@@ -13,7 +13,8 @@ from made_profiles import profile_of, unit
 from stagewright.errors import RunError, UsageError
 from stagewright.studies import Findings, PartContext, Results
 from stagewright.studies.memory.options import Options
-from stagewright.studies.memory.study import _cuts, build_study, conclude, next_size
+from stagewright.studies.memory.study import _cuts, build_study, conclude
+from stagewright.studies.parts.search import next_size
 from stagewright.studies.runner.load import choose_study
 
 
@@ -243,8 +244,8 @@ def test_the_summary_has_the_numbers() -> None:
     summary = concluded(memory_parts()).summary
     assert summary is not None
     assert summary.measured == (
-        "gpt-layers:4 on two devices, over one: data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×. The least memory has "
-        "tensor with checkpointing: 165 MiB on its largest worker, 41 % of one device."
+        "gpt-layers:4 on two devices, over one: data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×. Tensor with "
+        "checkpointing needs the least memory: 165 MiB on its largest worker, 41 % of one device."
     )
     assert "with free communication the same steps would reach data 2.00 ×" in summary.ideal
     assert "data collectives (20 % of a step)" in summary.why
@@ -263,3 +264,19 @@ def test_a_busy_machine_gives_no_order_from_one_round() -> None:
     busy = concluded(parts)
     assert "Data is the fastest, pipeline or tensor the slowest." in answer_to(busy, "highest")
     assert "Can't be told for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")
+
+
+def test_a_busy_machine_advises_nothing_about_speed() -> None:
+    parts = memory_parts({**SPEEDS, "data": 8.8, "tensor": 5.1, "pipeline": 5.0})
+    quiet = concluded(parts).summary
+    assert quiet is not None
+    assert quiet.advice.startswith("Where the model fits, use one device: no strategy is measurably faster.")
+    busy = concluded(parts | {"other-load": {"share": 0.8}})
+    assert busy.summary is not None
+    assert busy.summary.advice.startswith("Whether any strategy is faster than one device can't be told")
+    assert "Can't be told for data (0.88 ×)" in answer_to(busy, "slower than one device")
+    text = answer_to(busy, "cost and save")
+    assert (
+        "Data: activation checkpointing costs time that can't be told (measured 25 % more, on a busy machine)" in text
+    )
+    assert "and saves 25 % of the memory" in text

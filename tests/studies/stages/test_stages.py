@@ -11,6 +11,7 @@ from tests.studies.fake_parts import MIB, STAGES_OPTIONS, row, stages_parts
 
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
+from stagewright.studies.framework.forecasts import check_forecasts
 from stagewright.studies.framework.phrases import times
 from stagewright.studies.framework.rounds import read_rounds
 from stagewright.studies.stages.measured import PUBLISHED, measured_runs
@@ -277,3 +278,39 @@ def test_the_summary_has_the_numbers() -> None:
     nothing = conclude(STAGES_OPTIONS, Results({})).summary
     assert nothing is not None
     assert nothing.measured == "No pipeline was measured on 2 devices."
+
+
+def test_an_impossible_speedup_is_neither_explained_nor_a_baseline_of_forecasts() -> None:
+    findings = concluded(stages_parts(blocks=(70.0, 75.0), macs=(71.0, 76.0)))
+    assert not any(table.title.startswith("Why ") for table in findings.tables)
+    assert not any(figure.name.startswith("why-") for figure in findings.figures)
+    text = answer_to(findings, "below")
+    assert text == "Inference: unknown, since no pipeline has a plausible speed-up."
+    speedups = answer_to(findings, "reach over")
+    assert "Forecasts are withheld: they refer to the same baseline, which was disturbed." in speedups
+    assert "its forecast is withheld" in speedups
+    assert "no pipeline has a plausible speed-up, so no policy" in answer_to(findings, "Which policy")
+
+
+def test_a_mode_that_can_not_be_told_is_named_in_the_summary() -> None:
+    parts = stages_parts()
+    training = stages_parts(blocks=(70.0, 75.0), macs=(71.0, 76.0))
+    parts |= {name.replace("inference", "training"): data for name, data in training.items() if "inference" in name}
+    summary = concluded(parts, modes=["inference", "training"]).summary
+    assert summary is not None
+    assert "Training can't be told: its runs were disturbed." in summary.measured
+    busy = concluded(stages_parts() | {"calibration": {"noise": 0.4}}).summary
+    assert busy is not None
+    assert busy.why.startswith("Can't be told for sure, the machine was busy. In this run: the largest loss in")
+
+
+def test_a_forecast_that_is_exact_is_off_by_nothing() -> None:
+    check = check_forecasts([(1.0, 0.999)])
+    assert check.sentence == "On the 1 measured case the forecast speed-up was off by 0 %."
+
+
+def test_a_figure_without_any_point_is_drawn(tmp_path: Path) -> None:
+    findings = concluded(stages_parts(blocks=(70.0, 75.0), macs=(71.0, 76.0)))
+    (figure,) = findings.figures
+    figure.draw(tmp_path / "speedups.svg")
+    assert "<svg" in (tmp_path / "speedups.svg").read_text()

@@ -184,7 +184,7 @@ def test_large_batches() -> None:
     text = answer_to(findings, "out of memory")
     assert "devices of 100 MiB: batch 1024 runs out of memory under data parallel and runs as a pipeline." in text
     assert "gradient accumulation over micro-batches of 32 samples runs 1024 too" in text
-    came = {(row[0], row[1]): row[3] for row in findings.tables[-1].rows}
+    came = {(row[0], row[2]): row[4] for row in findings.tables[-1].rows}
     assert came[("data", "1024")] == "out of memory"
     assert came[("pipeline", "1024")] == "ran"
     parts = strategies_parts()
@@ -277,6 +277,8 @@ def test_a_plain_loop_is_a_row_and_judges_the_baseline() -> None:
     assert "0.80 × the single-device baseline, so speed-ups over a plain loop are 1.25 × as high" in answer_to(
         found, "which is faster"
     )
+    busy = concluded(parts | {"calibration": {"noise": 0.4}})
+    assert "but the machine was busy, so whether they differ can't be told" in answer_to(busy, "which is faster")
 
 
 @pytest.mark.slow
@@ -329,3 +331,23 @@ def test_what_a_larger_batch_changes() -> None:
     assert "CIFAR-10, batch 128, 2 workers, measured" in answer_to(findings, "which is faster")
     assert {row["batch (micro-batches)"] for row in table_rows(findings.tables[0])} >= {"64", "128"}
     assert len(findings.tables[1].rows) == 5
+
+
+def test_neither_strategy_is_advised_where_one_device_is_as_fast() -> None:
+    slow = dict.fromkeys(RATES, 95.0) | {"data-2": 100.0}
+    summary = concluded(strategies_parts(slow), workers=[2]).summary
+    assert summary is not None
+    assert summary.advice.startswith("Use one device: neither strategy is measurably faster")
+    busy = concluded(strategies_parts(slow) | {"calibration": {"noise": 0.5}}, workers=[2]).summary
+    assert busy is not None
+    assert busy.advice.startswith("Whether either is faster than one device can't be told: the machine was busy")
+    fast = concluded(strategies_parts()).summary
+    assert fast is not None
+    assert "Use one device" not in fast.advice
+
+
+def test_a_quick_study_names_quick_commands() -> None:
+    full = answer_to(concluded(strategies_parts(), microbatches=[4]), "more micro-batches")
+    assert full.endswith("stagewright study strategies --microbatches 2,4,8")
+    quick = answer_to(concluded(strategies_parts(), microbatches=[4], quick=True), "more micro-batches")
+    assert quick.endswith("stagewright study strategies --microbatches 2,4,8 --quick")

@@ -255,8 +255,12 @@ def _break_even(options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
             yield f"{options['recipes'][task].shown_data}: each codec saves time on links slower than this: {text}."
         rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
         if rate is not None:
-            here = [codec.codec for codec in useful if codec.break_even_rate > rate]
+            here = [codec.codec for codec in useful if codec.is_faster_here]
             yield (
-                f"On this machine's link ({shown_rate(rate)}), "
-                + (f"{joined(here)} would save time." if here else "no codec saves time: use none.")
+                f"On this machine's link, measured end to end ({shown_rate(rate)} without a codec, latency included): "
+                + (
+                    f"{joined(here)} {'saves' if len(here) == 1 else 'save'} time."
+                    if here
+                    else "no codec saves time beyond the variation between runs: use none."
+                )
             )

@@ -12,6 +12,7 @@ from typing import Any
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.rounds import SeedValues, read_values
+from stagewright.studies.parts.measurements import noise_margin
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 """Bits per value, by which the published study names these."""
@@ -51,6 +52,15 @@ class MeasuredCodec(SeedValues):
     """The same without a codec."""
     received_rate: float | None
     """Bytes/s that are actually sent for it; None: not measured."""
+    margin: float = 0.1
+    """Relative difference between two rates up to which they can't be told apart."""
+
+    @property
+    def is_faster_here(self) -> bool:
+        """Whether a tensor arrives sooner with this codec than without, end to end, by more than the margin."""
+        if self.codec == "none" or self.rate is None or self.plain_rate is None:
+            return False
+        return self.rate > (1 + self.margin) * self.plain_rate
 
     @property
     def ratio(self) -> float:
@@ -104,6 +114,7 @@ def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task
                 rate=_rate(transfer, forward),
                 plain_rate=_rate(transfer, "none"),
                 received_rate=_received_rate(transfer, forward),
+                margin=max(0.1, noise_margin(results)),
             )
         )
     return measured

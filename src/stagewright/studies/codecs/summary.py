@@ -26,7 +26,7 @@ def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs, *, g
         )
     smallest = min(compressing, key=lambda codec: codec.ratio)
     return Summary(
-        measured=f"The fewest bytes sends {smallest.codec}, {percent(smallest.ratio)} of fp32. "
+        measured=f"{smallest.codec} sends the fewest bytes, {percent(smallest.ratio)} of fp32. "
         + " ".join(_accuracy(results, options, task, measured) for task, measured in codecs.items()),
         ideal=f"{percent(goal_ratio)} of the bytes within {_limits(codecs)} of the accuracy without a codec, and a "
         "time to encode and decode that is less than the link saves.",
@@ -82,11 +82,7 @@ def _why(codecs: Codecs) -> str:
 def _advice(codecs: Codecs) -> str:
     measured = next(iter(codecs.values()))
     rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
-    useful = [
-        codec.codec
-        for codec in measured
-        if codec.codec != "none" and codec.raw_bytes and rate is not None and codec.break_even_rate > rate
-    ]
+    useful = [codec.codec for codec in measured if codec.raw_bytes and codec.is_faster_here]
     fastest = max(
         (codec for codec in measured if codec.codec != "none" and codec.raw_bytes),
         key=lambda codec: codec.break_even_rate,
@@ -94,8 +90,10 @@ def _advice(codecs: Codecs) -> str:
     )
     if rate is None or fastest is None:
         return "Measure the link first: stagewright study codecs --epochs 0."
-    here = f"Between these workers ({shown_rate(rate)}) " + (
-        f"use {joined(useful, 'or')}" if useful else "send without a codec: none saves time"
+    here = "Between these workers " + (
+        f"use {joined(useful, 'or')}: a tensor arrives sooner"
+        if useful
+        else "send without a codec: with none a tensor arrives measurably sooner"
     )
     return (
         f"{here}. On slower links take the codec with the fewest bytes that keeps the accuracy of your task, if the "

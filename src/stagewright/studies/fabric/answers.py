@@ -11,6 +11,7 @@ from stagewright.studies.fabric.measured import is_correct, measured_runs, shown
 from stagewright.studies.fabric.options import BATCH, BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
+from stagewright.studies.parts.measurements import is_busy
 
 QUESTIONS = (
     "What is sent, and over which network?",
@@ -148,10 +149,9 @@ def _causes(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         fault = shown_fault(network, options)
         slowest = max(row["layers"], key=lambda layer: layer["max_s"])
         modes = "".join(f" Slowest layer {slowest['name']}: {mode['sentence']}." for mode in slowest["modes"][:1])
-        yield (
-            f"{model}, {fault}: the diagnosis “{row['verdict']['sentence']}” is "
-            f"{'correct' if correct[-1] else 'wrong'}.{modes}"
-        )
+        busy = " (other programs used the cores: a host that waits for one looks like a slow network)"
+        verdict = "correct" if correct[-1] else f"wrong{busy if is_busy(results) else ''}"
+        yield f"{model}, {fault}: the diagnosis “{row['verdict']['sentence']}” is {verdict}.{modes}"
     if correct:
         yield f"{sum(correct)} of {len(correct)} diagnoses are correct."
 

@@ -29,11 +29,15 @@ class ForecastCheck:
     ratios: tuple[float, ...] = ()
     """Measured ÷ forecast of each case that was measured."""
     is_busy: bool = False
-    """Whether the machine was busy during its calibration, so that a ratio may be noise."""
+    """Whether the machine was busy, so that a ratio may be noise."""
+    is_disturbed: bool = False
+    """Whether every measured case was left out as impossible: then the baseline is wrong, to which forecasts refer."""
 
     @property
     def verdict(self) -> Verdict:
         """What is done with the forecasts of cases that were not measured."""
+        if self.is_disturbed:
+            return "withheld"
         if not self.ratios:
             return "unchecked"
         if all(abs(1 / ratio - 1) <= TRUSTED for ratio in self.ratios):
@@ -53,10 +57,12 @@ class ForecastCheck:
     @property
     def sentence(self) -> str:
         """How far off the measured cases were, and what follows for the others."""
+        if self.is_disturbed:
+            return "Forecasts are withheld: they refer to the same baseline, which was disturbed."
         if not self.ratios:
             return "No forecast was checked by a run, so they are unverified."
         errors = sorted(1 / ratio - 1 for ratio in self.ratios)
-        low, high = (f"{error:+.0%}".replace("-", "−").replace("%", " %") for error in (errors[0], errors[-1]))
+        low, high = (_signed_percent(error) for error in (errors[0], errors[-1]))
         head = f"On the {len(errors)} measured case{'s' if len(errors) > 1 else ''} the forecast speed-up was off by "
         head += low if low == high else f"{low} to {high}"
         if self.verdict == "trusted":
@@ -68,7 +74,21 @@ class ForecastCheck:
         return f"{head}, more than {percent(TRUSTED)} and {reason}: the forecasts of the others are withheld."
 
 
-def check_forecasts(pairs: Sequence[tuple[float | None, float | None]], *, is_busy: bool = False) -> ForecastCheck:
-    """Compare (measured, forecast) pairs; pairs in which one is unknown do not count."""
+def _signed_percent(error: float) -> str:
+    """Write an error as "+4 %", "−3 %" or "0 %"."""
+    points = round(100 * error)
+    return f"{points:+d} %".replace("-", "−") if points else "0 %"
+
+
+def check_forecasts(
+    pairs: Sequence[tuple[float | None, float | None]], *, is_busy: bool = False, is_disturbed: bool = False
+) -> ForecastCheck:
+    """Compare (measured, forecast) pairs; pairs in which one is unknown do not count.
+
+    Args:
+        pairs: Speed-ups of the cases that were measured.
+        is_busy: Whether the machine was busy.
+        is_disturbed: Whether measured speed-ups were left out as impossible.
+    """
     ratios = tuple(measured / forecast for measured, forecast in pairs if measured and forecast)
-    return ForecastCheck(ratios=ratios, is_busy=is_busy)
+    return ForecastCheck(ratios=ratios, is_busy=is_busy, is_disturbed=is_disturbed and not ratios)

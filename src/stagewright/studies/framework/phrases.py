@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def joined(words: Iterable[str], last: str = "and") -> str:
@@ -38,6 +39,11 @@ def change(number: float, reference: float) -> str:
 def signed(points: float) -> str:
     """Write a difference with its sign: "+0.4", "−1.2"."""
     return f"{round(points, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def study_command(options: Mapping[str, Any], arguments: str) -> str:
+    """Write the command of a study; of the quick one, where this one is quick."""
+    return f"stagewright study {arguments}{' --quick' if options.get('quick') else ''}"
 
 
 def spread(numbers: Sequence[float]) -> str:

@@ -165,11 +165,15 @@ class Summary:
     """What lies between the two."""
     advice: str
     """What to do."""
+    caution: str = ""
+    """Why the times are not to be relied on; empty if they are."""
 
     @property
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Name and text of each."""
-        return (("Measured", self.measured), ("Ideal", self.ideal), ("Why", self.why), ("What to do", self.advice))
+        caution = (("Caution", self.caution),) if self.caution else ()
+        rows = (("Measured", self.measured), ("Ideal", self.ideal), ("Why", self.why), ("What to do", self.advice))
+        return (*caution, *rows)
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)

@@ -17,6 +17,7 @@ from stagewright.studies.memory.measured import (
     is_possible_cost,
     shown_variant,
 )
+from stagewright.studies.parts.measurements import is_busy
 
 Variants = Mapping[str, MeasuredVariant]
 
@@ -44,7 +45,7 @@ def answers(results: Results, options: Mapping[str, Any], variants: Variants) ->
         _slow_strategies(results, options, variants),
         _ideal(results, options, variants),
         _executed(results, options),
-        _checkpointing(variants),
+        _checkpointing(results, variants),
         _least_memory(variants),
         _most_layers(results, options),
     )
@@ -207,14 +208,14 @@ def _executed(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             yield f"{strategy.capitalize()}, actions of each worker: {each}."
 
 
-def _checkpointing(variants: Variants) -> Iterator[str]:
+def _checkpointing(results: Results, variants: Variants) -> Iterator[str]:
     for strategy in STRATEGIES:
         without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
         if without is None or checkpointed is None:
             continue
         cost = checkpointing_cost(without, checkpointed)
         saved = 1 - checkpointed.peak / without.peak
-        time = _checkpointing_time(cost)
+        time = _checkpointing_time(cost, is_busy=is_busy(results))
         share = f"{percent(saved)} of the" if saved > 0 else "no"
         yield (
             f"{shown_variant(strategy).capitalize()}: activation checkpointing {time} and saves {share} memory "
@@ -222,8 +223,10 @@ def _checkpointing(variants: Variants) -> Iterator[str]:
         )
 
 
-def _checkpointing_time(cost: float) -> str:
-    """What activation checkpointing costs in time; can't be told where the measured cost is impossible."""
+def _checkpointing_time(cost: float, *, is_busy: bool) -> str:
+    """What activation checkpointing costs in time; can't be told where that is impossible, or the machine was busy."""
+    if is_busy and is_possible_cost(cost):
+        return f"costs time that can't be told (measured {change(1 + cost, 1)}, on a busy machine)"
     if abs(cost) <= NOISE:
         return f"costs no measurable time ({change(1 + cost, 1)})"
     if not is_possible_cost(cost):

@@ -25,8 +25,7 @@ from stagewright.studies.memory.options import Options
 from stagewright.studies.memory.summary import summarize
 from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
-
-_MOST_ATTEMPTS = 8  # runs in the search for the most layers; the forecast is rarely off by more than a few
+from stagewright.studies.parts.search import MOST_ATTEMPTS, next_size
 
 
 def build_study(options: Options) -> Study:
@@ -252,7 +251,7 @@ def _fit(options: Options, variant: str, context: PartContext) -> dict[str, Any]
     # Activation checkpointing never fits fewer layers.
     plain = context.results["fit-forecast"][variant.partition("+")[0]]
     size: int | None = max(least, int(forecast["largest"]), int(plain["largest"]))
-    while len(attempts) < _MOST_ATTEMPTS and size is not None:
+    while len(attempts) < MOST_ATTEMPTS and size is not None:
         context.note(f"{size} layers")
         plan = options.plan(variant, size, _cuts(options, variant, size, context))
         limited = replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0)
@@ -271,21 +270,3 @@ def _fit(options: Options, variant: str, context: PartContext) -> dict[str, Any]
         "forecast": forecast["largest"],
         "attempts": attempts,
     }
-
-
-def next_size(ran: Mapping[int, bool], least: int) -> int | None:
-    """Return the next size to test, given which sizes ran; None: the largest is known.
-
-    The forecast is rarely off by more than one, so one more (or fewer) comes first; then steps of 2, 4, … until one
-    size ran and another did not; then bisection.
-
-        7 ran ─► 8 did not: done          7 ran ─► 8 ran ─► 10 ran ─► 14 did not ─► 12 …
-    """
-    good, bad = [size for size, fits in ran.items() if fits], [size for size, fits in ran.items() if not fits]
-    if good and bad:
-        middle = (max(good) + min(bad)) // 2
-        return None if middle in ran else middle
-    step: int = 1 << (len(ran) - 1)
-    if good:
-        return max(good) + step
-    return max(least, min(bad) - step) if min(bad) > least else None

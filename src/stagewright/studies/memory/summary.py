@@ -9,6 +9,7 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.memory.measured import MeasuredVariant, ideal_speedups, shown_variant
+from stagewright.studies.parts.measurements import is_busy
 
 
 def summarize(results: Results, options: Mapping[str, Any], variants: Mapping[str, MeasuredVariant]) -> Summary:
@@ -34,8 +35,8 @@ def summarize(results: Results, options: Mapping[str, Any], variants: Mapping[st
         if (ideal := ideal_speedups(results, variant)) is not None
     ]
     return Summary(
-        measured=f"{options['model']} on two devices, over one: {rates}. The least memory has "
-        f"{shown_variant(least.variant)}: {format_bytes(least.peak)} on its largest worker{share}.",
+        measured=f"{options['model']} on two devices, over one: {rates}. {shown_variant(least.variant).capitalize()} "
+        f"needs the least memory: {format_bytes(least.peak)} on its largest worker{share}.",
         ideal=f"2 ×; with free communication the same steps would reach {joined(ideals)}."
         if ideals
         else "2 ×; what free communication would reach is unknown.",
@@ -52,7 +53,8 @@ def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
         if forecast is not None and largest is not None and largest["seconds"] > 0:
             share = percent(largest["seconds"] / forecast["step_s"])
             texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
-    return f"The largest losses, by forecast: {joined(texts)}." if texts else "Unknown: there is no forecast."
+    busy = " Can't be told for sure: the machine was busy." if is_busy(results) else ""
+    return f"The largest losses, by forecast: {joined(texts)}.{busy}" if texts else "Unknown: there is no forecast."
 
 
 def _advice(
@@ -65,6 +67,12 @@ def _advice(
     close = [variant.strategy for variant in parallel[1:] if not best.is_faster_than(variant)]
     choice = joined([best.strategy, *close], "or")
     text = f"Where the model fits, use {choice}{', which differ by less than noise' if close else ''}."
+    if (best.speedup or 0.0) <= 1 + best.margin:
+        text = (
+            "Whether any strategy is faster than one device can't be told: the machine was busy."
+            if is_busy(results)
+            else "Where the model fits, use one device: no strategy is measurably faster."
+        )
     layers = {
         variant: fit["largest"] for variant in options["fits"] if (fit := results.get(f"fit-{variant}")) is not None
     }

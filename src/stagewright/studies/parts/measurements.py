@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.phrases import percent
-from stagewright.studies.framework.study import Part, PartContext
+from stagewright.studies.framework.study import Part, PartContext, Results
 
 if TYPE_CHECKING:  # these import torch, which a study needs only when it runs
     from stagewright.planner.costs.measure import ModelCosts
@@ -49,14 +49,32 @@ def _calibrate(devices: tuple[str, ...], context: PartContext) -> dict[str, Any]
     return {**data, **{name: finite(data[name]) for name in ("link", "collective")}}
 
 
+_OTHER_LOAD = "other-load"
+
+
+def with_other_load(results: Results, load: float | None) -> Results:
+    """Add the share of the cores' time that other programs took, for `is_busy` and `noise_margin`."""
+    return results if load is None else replace(results, data={**results.data, _OTHER_LOAD: {"share": load}})
+
+
+def _noise(results: Mapping[str, Any]) -> float:
+    """How much the machine disturbs measurements: variation of its calibration, or the load of other programs.
+
+    Programs that take a share s of a core make a run on it 1 ÷ (1 − s) times as long, and spare another run.
+    """
+    varied = (results.get("calibration") or {}).get("noise") or 0.0
+    share = min(0.95, float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0))
+    return max(float(varied), share / (1 - share))
+
+
 def is_busy(results: Mapping[str, Any]) -> bool:
-    """Whether the machine was busy while it was calibrated."""
-    return ((results.get("calibration") or {}).get("noise") or 0.0) > NOISY
+    """Whether the machine was busy with other programs, by its calibration or during the study."""
+    return _noise(results) > NOISY
 
 
 def noise_margin(results: Mapping[str, Any]) -> float:
     """Relative difference between two single runs up to which they can't be told apart: more on a busy machine."""
-    return max(0.05, float((results.get("calibration") or {}).get("noise") or 0.0))
+    return max(0.05, _noise(results))
 
 
 def calibration_note(results: Mapping[str, Any]) -> str:
@@ -67,7 +85,7 @@ def calibration_note(results: Mapping[str, Any]) -> str:
     noise = saved.get("noise") or 0.0
     text = f" Forecasts use a calibration of this machine of {str(saved['measured_at'])[:16].replace('T', ' ')}"
     text += f", whose rounds varied by {percent(noise)}" if noise else ""
-    return text + (": the machine was busy, so forecasts are rough." if is_busy(results) else ".")
+    return text + (": the machine was busy, so forecasts are rough." if noise > NOISY else ".")
 
 
 def finite(content: Any) -> Any:

@@ -83,11 +83,14 @@ def choose_recipe(
     size: int | None = None,
     batch: int | None = None,
     learning_rate: float | None = None,
+    model: str | None = None,
 ) -> TrainingRecipe:
     """Return the recipe of a task with the given values instead of its defaults; check that data and weights exist."""
     if task not in RECIPES:
         raise UnknownName("task of this study", task, RECIPES)
     recipe = RECIPES[task]
+    if model is not None:
+        recipe = replace(recipe, model=model, kind=None, weights=weights)
     if learning_rate is not None and not (math.isfinite(learning_rate) and learning_rate > 0):
         raise UsageError(f"--learning-rate {learning_rate}: must be above 0, like {recipe.learning_rate}")
     folder = tasks.entry(task).folder
@@ -106,7 +109,7 @@ def choose_recipe(
         size=size if recipe.size is not None else None,
         batch=recipe.batch if batch is None else batch,
         learning_rate=recipe.learning_rate if learning_rate is None else learning_rate,
-        weights=find_weights(recipe, weights, data),
+        weights=find_weights(recipe, weights, data) if model is None else weights,
     )
 
 

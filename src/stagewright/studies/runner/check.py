@@ -19,8 +19,8 @@ def check_study_inputs(study: Study) -> None:
 
     chosen = study.options
     sizes = Options(image_size=chosen.get("image_size"), sequence_length=chosen.get("sequence_length"))
-    for key in ("model", "bucket_model"):
-        if chosen.get(key) is not None:
+    for key in ("model", "bucket_model", "contrast"):
+        if chosen.get(key) not in (None, "", "none"):
             check_model(chosen[key], None, sizes if key == "model" else Options())
     for seed in chosen.get("seeds") or ([chosen["seed"]] if "seed" in chosen else []):
         if not 0 <= seed < 2**32:

@@ -41,7 +41,7 @@ class StudyFolder:
     def create(cls, root: str | Path, study: Study, *, command: str, environment: Mapping[str, Any]) -> StudyFolder:
         """Create a folder under `root`, named by time, study and model."""
         started = datetime.now().astimezone()
-        model = re.sub(r"[^A-Za-z0-9._]+", "-", str(study.options.get("model", ""))).strip("-._")[-40:]
+        model = re.sub(r"[^A-Za-z0-9._]+", "-", str(study.options.get("model") or "")).strip("-._")[-40:]
         name = "-".join(word for word in (started.strftime("%Y-%m-%d-%H%M%S"), study.name, model) if word)
         path = Path(root) / name
         try:
@@ -149,9 +149,11 @@ class StudyFolder:
         """Record the folders of other studies that timed the same devices."""
         self._write({**self.about(), "neighbors": list(folders)})
 
-    def save_part(self, name: str, *, seconds: float, data: Any = None, error: str | None = None) -> None:
-        """Save the data or the error of a part, atomically."""
-        about: dict[str, Any] = {"part": name, "seconds": seconds}
+    def save_part(
+        self, name: str, *, seconds: float, data: Any = None, error: str | None = None, other_cpu_s: float | None = None
+    ) -> None:
+        """Save the data or the error of a part, atomically; `other_cpu_s`: what other programs used meanwhile."""
+        about: dict[str, Any] = {"part": name, "seconds": seconds, "other_cpu_s": other_cpu_s}
         content = {**about, "data": data} if error is None else {**about, "error": error}
         save_text(as_json(content), self.path / "parts" / f"{name}.json")
 

@@ -15,11 +15,14 @@ from typing import Any
 
 from stagewright.engine.launch.termination import sigterm_raises
 from stagewright.errors import RunTerminated, StagewrightError
+from stagewright.studies.framework.phrases import percent
 from stagewright.studies.framework.rounds import disturbances
 from stagewright.studies.framework.study import Answer, Findings, Part, PartContext, Results, Study
 from stagewright.studies.framework.tables import table_to_dict
+from stagewright.studies.parts.measurements import with_other_load
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.studies.runner.neighbors import announced, find_neighbors
+from stagewright.studies.runner.other_programs import BUSY, other_load, read_other_cpu_s
 from stagewright.studies.runner.write import write_findings, write_page
 
 MISSING = "Which parts failed?"
@@ -91,8 +94,10 @@ def run_study(
             folder.ended("interrupted")
             raise
         results = folder.results(study)
-        findings = _with_disturbances(_with_failures(study.conclude(results), study, results), study, results)
-        findings = _with_neighbors(findings, folder)
+        load = other_load((saved for part in study.parts if (saved := folder.part(part.name))), devices)
+        concluded = study.conclude(with_other_load(results, load))
+        findings = _with_disturbances(_with_failures(concluded, study, results), study, results)
+        findings = _with_load(_with_neighbors(findings, folder), load)
         write_findings(findings, study, folder, results)
         folder.ended("incomplete" if results.failures else "done")
         write_page(folder.path, study.title)
@@ -106,11 +111,13 @@ def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part
         folder.save_part(part.name, seconds=0.0, error=f"skipped: it needs {missing[0]}, which failed")
         return
     note(part, part.about)
-    start = time.monotonic()
+    start, others_s = time.monotonic(), read_other_cpu_s()
     try:
         context = PartContext(folder=folder.path, results=results, note=lambda text: note(part, text), fresh=fresh)
         data = part.run(context)
-        folder.save_part(part.name, seconds=time.monotonic() - start, data=data)
+        seconds, now_s = time.monotonic() - start, read_other_cpu_s()
+        used_s = None if others_s is None or now_s is None else max(0.0, now_s - others_s)
+        folder.save_part(part.name, seconds=seconds, data=data, other_cpu_s=used_s)
     except RunTerminated:
         raise
     except StagewrightError as error:
@@ -145,6 +152,18 @@ def _with_neighbors(findings: Findings, folder: StudyFolder) -> Findings:
         "this study again by itself (--restart)."
     )
     return replace(findings, answers=(Answer(question=ALONE, sentences=(sentence,)), *findings.answers))
+
+
+def _with_load(findings: Findings, load: float | None) -> Findings:
+    """Say at the top of the summary that other programs used the cores."""
+    if load is None or load <= BUSY or findings.summary is None:
+        return findings
+    caution = (
+        f"Other programs took {percent(load)} of the cores' time while this ran. What follows from times (speed-ups, "
+        "what limits them, what is faster) is of a busy machine and may change; accuracy, bytes and memory do not. For "
+        "the times, run it again on a quiet machine (--restart)."
+    )
+    return replace(findings, summary=replace(findings.summary, caution=caution))
 
 
 def _with_disturbances(findings: Findings, study: Study, results: Results) -> Findings:

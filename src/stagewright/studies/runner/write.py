@@ -54,7 +54,8 @@ def run_names(study: Study, results: Results) -> dict[str, str]:
             names[Path(data["run"]).name] = about
         for attempt in data.get("attempts") or ():
             if attempt.get("run"):
-                names[Path(attempt["run"]).name] = f"{about}, {attempt['layers']} layers"
+                size = f"{attempt['layers']} layers" if "layers" in attempt else f"batch {attempt['batch']}"
+                names[Path(attempt["run"]).name] = f"{about}, {size}"
     return names
 
 

@@ -10,6 +10,7 @@ from stagewright.simulator.what_if import LOSSES
 from stagewright.studies.framework.forecasts import ForecastCheck
 from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
+from stagewright.studies.stages.contrast import Contrast, explain_shares
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
@@ -32,16 +33,19 @@ QUESTIONS = (
 EVIDENCE: Mapping[str, tuple[str, ...]] = {
     QUESTIONS[0]: ("Cuts of each policy",),
     QUESTIONS[1]: ("Speed-up over one device",),
+    QUESTIONS[2]: ("Policies on ",),
     QUESTIONS[3]: ("Why ", "why-"),
 }
 """Beginnings of the titles and names of the tables and figures behind each answer."""
 
 
-def answers(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Answer, ...]:
+def answers(
+    results: Results, options: Mapping[str, Any], runs: Runs, contrast: Contrast | None = None
+) -> tuple[Answer, ...]:
     replies = (
         _cuts(results, options),
         _speedups(results, options, runs),
-        _best(results, options, runs),
+        (*_best_contrast(contrast), *_best(results, options, runs, contrast)),
         _losses(results, options, runs),
         _traces(results, options, runs),
         _improvements(results, options),
@@ -135,7 +139,21 @@ def _speedup(
     return f"{head}: {reason}. {kind} {machine}: {times(speedup)}, cut by {names}.{published}"
 
 
-def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:
+def _best_contrast(contrast: Contrast | None) -> Iterator[str]:
+    """The best policy for the second model."""
+    if contrast is None:
+        return
+    head = f"{contrast.model}, {contrast.mode}, 2 stages"
+    if len(contrast.ordered) > 1:
+        yield from _best_measured(head, contrast.ordered, contrast.splits)
+        yield explain_shares(contrast)
+    elif contrast.ordered:
+        yield f"{head}: {contrast.ordered[0].policies} cut it alike too; --contrast MODEL names another model."
+    else:
+        yield f"{head}: unknown, since no pipeline was measured."
+
+
+def _best(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Contrast | None) -> Iterator[str]:
     for mode in options["modes"]:
         saved = results.get(f"profile-{mode}")
         if saved is None:
@@ -143,31 +161,35 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[
         for count in options["stages"]:
             measured = [run for run in runs[mode] if run.num_stages == count and run.speedup is not None]
             if measured:
-                yield from _best_measured(mode, count, measured, saved["splits"][str(count)])
+                head = f"{mode.capitalize()}, {count} stages"
+                yield from _best_measured(head, measured, saved["splits"][str(count)])
             else:
                 yield from _best_forecast(
                     mode, count, results, options, forecast_check(results, options, mode, runs[mode])
                 )
         counts = {run.num_stages for run in runs[mode]}
         if len(options["policies"]) > 1 and counts and len(runs[mode]) == len(counts):
+            other = (
+                f" A model in which they differ: {DIFFERING}" if contrast is None or len(contrast.ordered) < 2 else ""
+            )
             yield (
                 f"{mode.capitalize()}: where it was run, all policies choose the same cuts, so no measurement can tell "
-                f"them apart. A model in which they differ: {DIFFERING}"
+                f"them apart.{other}"
             )
         if not any(run.speedup is not None for run in runs[mode]):
-            yield f"{mode.capitalize()}: no pipeline was measured, so no policy can be called the best."
+            why = "has a plausible speed-up" if any(run.implausible for run in runs[mode]) else "was measured"
+            yield f"{mode.capitalize()}: no pipeline {why}, so no policy can be called the best."
 
 
-DIFFERING = "stagewright study stages --model mobilenet-v2 --image-size 96 --stages 2"
+DIFFERING = "stagewright study stages --model mobilenet-v2 --image-size 128 --stages 2"
 """Early units of a convolutional network have most MACs, late ones most parameters."""
 
 
-def _best_measured(mode: str, count: int, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
+def _best_measured(head: str, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
     """The best policy for a number of stages that was run, and the reason."""
-    head = f"{mode.capitalize()}, {count} stages: "
     if len(runs) == 1:
         reason = "choose the same cuts and reach" if runs[0].also else "was the only policy that was run; it reaches"
-        return [f"{head}{runs[0].policies} {reason} {times(runs[0].speedup or 0.0)}."]
+        return [f"{head}: {runs[0].policies} {reason} {times(runs[0].speedup or 0.0)}."]
     ordered = sorted(runs, key=lambda run: run.speedup or 0.0, reverse=True)
     best, worst = ordered[0], ordered[-1]
     rates = joined(f"{run.policies} {times(run.speedup or 0.0)}" for run in ordered)
@@ -185,7 +207,7 @@ def _best_measured(mode: str, count: int, runs: Sequence[MeasuredRun], splits: M
         f"(balance {slow['balance']:.2f}), {change(relative, 1)}. Measured steps with {worst.policies} take "
         f"{change((best.speedup or 1.0) / (worst.speedup or 1.0), 1)} time."
     )
-    sentences = [head + verdict, reason]
+    sentences = [f"{head}: {verdict}", reason]
     if relative < 0.98:
         sentences.append(
             f"By its bottleneck stage {worst.policies} should be faster: the measured difference has another cause "
@@ -243,7 +265,12 @@ def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterato
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         if why is None:
-            yield f"{mode.capitalize()}: unknown, since no pipeline was measured and explained."
+            why = (
+                "has a plausible speed-up"
+                if any(run.implausible for run in runs[mode])
+                else "was measured and explained"
+            )
+            yield f"{mode.capitalize()}: unknown, since no pipeline {why}."
             continue
         step_s = why["step_s"]
         parts = sorted(why["parts"], key=lambda part: part["seconds"], reverse=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import implausible_speedups, median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.study import Results
 from stagewright.studies.parts.measurements import is_busy, noise_margin
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
@@ -103,6 +104,17 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
     return measured
 
 
+def explained_results(results: Results, runs: Mapping[str, Sequence[MeasuredRun]]) -> Results:
+    """Leave out the explanation of a run whose speed-up was left out: it would explain an impossible number."""
+    left_out = {
+        f"why-{mode}"
+        for mode, measured in runs.items()
+        if (why := results.get(f"why-{mode}")) is not None
+        and any(run.run == why["run"] and run.speedup is None for run in measured)
+    }
+    return replace(results, data={name: data for name, data in results.items() if name not in left_out})
+
+
 def groups_of(splits: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Group policies with the same cuts: their names and the split."""
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -143,6 +155,7 @@ def forecast_check(
             if not run.shared and "speedup" in (forecast := forecasts.get(str(run.num_stages), {}).get(run.policy, {}))
         ],
         is_busy=is_busy(results),
+        is_disturbed=any(run.implausible for run in runs if not run.shared),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stagewright.errors import UsageError
@@ -13,6 +13,8 @@ from stagewright.studies.parts.devices import choose_devices, devices_option
 
 _MODES = ("inference", "training")
 _QUICK_PIXELS = 128  # image size of the quick model
+_CONTRAST = "mobilenet-v2"
+_CONTRAST_PIXELS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,11 @@ class Options:
     stages: tuple[int, ...] = option((2, 3, 4, 6), "How many stages; with commas.", parse=parse_numbers)
     policies: tuple[str, ...] = option(
         ("parameters", "macs", "blocks", "time", "optimal"), "Split policies; with commas.", parse=parse_words
+    )
+    contrast: str = option(
+        _CONTRAST,
+        "A second model, in 2 stages, which the policies cut differently; none: leave it out.",
+        metavar="MODEL",
     )
     units: str = option("auto", "auto (blocks), leaf, or module names with commas.")
     modes: tuple[str, ...] = option(_MODES, "What to run.", parse=parse_words, choices=_MODES)
@@ -104,6 +111,24 @@ class Options:
         """Image size: small for the quick model unless given; None: the model's default."""
         is_quick_model = self.quick and self.model == quick_values(Options)["model"]
         return _QUICK_PIXELS if self.image_size is None and is_quick_model else self.image_size
+
+    @property
+    def contrast_options(self) -> Options | None:
+        """The options of the second model: its policies compared in 2 stages, in one mode; None: there is none."""
+        is_compared = len(self.policies) > 1 and (self.oversubscribe or len(self.devices) > 1)
+        if self.contrast in ("none", "", self.model) or not is_compared:
+            return None
+        return replace(
+            self,
+            model=self.contrast,
+            contrast="none",
+            stages=(2,),
+            modes=self.modes[:1],
+            batch=max(self.microbatches, self.batch // 2) if self.quick else self.batch,
+            units="auto",
+            image_size=_CONTRAST_PIXELS if self.contrast == _CONTRAST else None,
+            sequence_length=None,
+        )
 
     @property
     def run_stages(self) -> tuple[int, ...]:

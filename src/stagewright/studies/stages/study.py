@@ -3,6 +3,7 @@
     for each mode:  profile ─► split of every policy ─► forecast of every split
     for each round: single-device baseline ─► each split for which this machine has devices
     then:           the best run explained: where its time went, why its speed-up is below n
+    second model:   profile ─► split of every policy; in each round baseline ─► each split (`contrast`)
 
 Runs of one round are close in time, so a speed-up is a ratio within a round. Stages that share a core have no
 meaningful speed-up: they are forecast, or with --oversubscribe run and marked.
@@ -19,30 +20,34 @@ from stagewright.errors import UsageError
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
 from stagewright.studies.stages.answers import EVIDENCE, QUESTIONS, answers
-from stagewright.studies.stages.measured import measured_runs
+from stagewright.studies.stages.contrast import contrast_part, read_contrast
+from stagewright.studies.stages.measured import explained_results, measured_runs
 from stagewright.studies.stages.options import Options
 from stagewright.studies.stages.summary import summarize
 from stagewright.studies.stages.tables import figures, tables
 
 
 def build_study(options: Options) -> Study:
+    second = options.contrast_options
     return Study(
         name="stages",
         title=f"Stages of {options.model}",
         options=asdict(options),
         questions=QUESTIONS,
         parts=tuple(_parts(options)),
-        conclude=partial(conclude, asdict(options)),
+        conclude=partial(conclude, asdict(options) | {"contrast_options": second and asdict(second)}),
     )
 
 
 def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     runs = {mode: measured_runs(results, options, mode) for mode in options["modes"]}
-    shown, drawn = tables(results, options, runs), figures(results, options, runs)
+    results = explained_results(results, runs)
+    contrast = read_contrast(results, options.get("contrast_options"))
+    shown, drawn = tables(results, options, runs, contrast), figures(results, options, runs)
     return Findings(
-        summary=summarize(results, options, runs),
+        summary=summarize(results, options, runs, contrast),
         tables=shown,
-        answers=with_evidence(answers(results, options, runs), EVIDENCE, shown, drawn),
+        answers=with_evidence(answers(results, options, runs, contrast), EVIDENCE, shown, drawn),
         figures=drawn,
     )
 
@@ -50,17 +55,37 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
 def _parts(options: Options) -> Iterator[Part]:
     yield calibration(options.devices)
     for mode in options.modes:
-        yield Part(
-            name=f"profile-{mode}",
-            about=f"profile the units in {mode}, and split by every policy",
-            run=partial(_profile, options, mode),
-        )
+        yield _profile_part(options, mode)
         yield Part(
             name=f"forecast-{mode}",
             about=f"forecast every split in {mode}",
             run=partial(_forecast, options, mode),
             needs=("calibration", f"profile-{mode}"),
         )
+    yield from _run_parts(options)
+    for mode in options.modes:
+        yield Part(
+            name=f"why-{mode}",
+            about=f"explain the best pipeline in {mode}",
+            run=partial(_explain, options, mode),
+            needs=("calibration", f"profile-{mode}", f"run-{mode}-serial-1"),
+        )
+    second = options.contrast_options
+    if second is not None:
+        for part in (_profile_part(second, second.modes[0]), *_run_parts(second)):
+            yield contrast_part(part, second.model)
+
+
+def _profile_part(options: Options, mode: str) -> Part:
+    return Part(
+        name=f"profile-{mode}",
+        about=f"profile the units in {mode}, and split by every policy",
+        run=partial(_profile, options, mode),
+    )
+
+
+def _run_parts(options: Options) -> Iterator[Part]:
+    """In each round the baseline and every split, so that those that are compared are close in time."""
     for round_number in range(1, options.rounds + 1):
         for mode in options.modes:
             yield Part(
@@ -76,13 +101,6 @@ def _parts(options: Options) -> Iterator[Part]:
                         run=partial(_run, options, mode, count, policy, round_number),
                         needs=(f"profile-{mode}",),
                     )
-    for mode in options.modes:
-        yield Part(
-            name=f"why-{mode}",
-            about=f"explain the best pipeline in {mode}",
-            run=partial(_explain, options, mode),
-            needs=("calibration", f"profile-{mode}", f"run-{mode}-serial-1"),
-        )
 
 
 def _profile(options: Options, mode: str, context: PartContext) -> dict[str, Any]:
@@ -194,6 +212,7 @@ def _explain(options: Options, mode: str, context: PartContext) -> dict[str, Any
     if not runs:
         raise UsageError(f"no pipeline in {mode} has run on the {len(options.devices)} devices; give 2 or more")
     most = max(run.num_stages for run in runs)
+    # Without a plausible speed-up the run is still traced, but not explained.
     best = max((run for run in runs if run.num_stages == most), key=lambda run: run.speedup or 0.0)
     folder = RunFolder.open(context.folder / best.run)
     measured = load_model_costs(context.results[f"profile-{mode}"]["measured"])

@@ -8,10 +8,17 @@ from typing import Any
 from stagewright.simulator.what_if import LOSSES
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
+from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.stages.contrast import Contrast, contrast_summary
 from stagewright.studies.stages.measured import MeasuredRun, bound_speedup
 
 
-def summarize(results: Results, options: Mapping[str, Any], runs: Mapping[str, Sequence[MeasuredRun]]) -> Summary:
+def summarize(
+    results: Results,
+    options: Mapping[str, Any],
+    runs: Mapping[str, Sequence[MeasuredRun]],
+    contrast: Contrast | None = None,
+) -> Summary:
     best = {
         mode: run
         for mode in options["modes"]
@@ -25,11 +32,15 @@ def summarize(results: Results, options: Mapping[str, Any], runs: Mapping[str, S
             why="Unknown: nothing was measured.",
             advice="See which parts failed, and run the same command again.",
         )
+    speedups = joined(_measured(mode, run) for mode, run in best.items())
+    unknown = [mode for mode in options["modes"] if mode not in best and runs[mode]]
+    untold = f" {joined(unknown).capitalize()} can't be told: its runs were disturbed." if unknown else ""
+    policies, advice = contrast_summary(contrast)
     return Summary(
-        measured=f"{options['model']}: {joined(_measured(mode, run) for mode, run in best.items())} over one device.",
+        measured=f"{options['model']}: {speedups} over one device.{untold}{policies}",
         ideal=_ideal(results, options, best),
         why=_why(results, best),
-        advice=_advice(results, options, best, runs),
+        advice=_advice(results, options, best, runs) + advice,
     )
 
 
@@ -73,7 +84,10 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
             if rest > largest["seconds"]:
                 text += f", but more, {percent(rest / why['step_s'])}, is unexplained: the machine was disturbed"
             texts.append(text)
-    return f"The largest loss in {'; in '.join(texts)}." if texts else "Unknown: no pipeline was explained."
+    if not texts:
+        return "Unknown: no pipeline was explained."
+    busy = "Can't be told for sure, the machine was busy. In this run: " if is_busy(results) else ""
+    return f"{busy}{'t' if busy else 'T'}he largest loss in {'; in '.join(texts)}."
 
 
 def _advice(

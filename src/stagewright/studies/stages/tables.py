@@ -13,6 +13,7 @@ from stagewright.studies.framework.rounds import range_text
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.measurements import calibration_note
+from stagewright.studies.stages.contrast import Contrast, contrast_table
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
@@ -28,10 +29,13 @@ from stagewright.table import Table
 Runs = Mapping[str, Sequence[MeasuredRun]]
 
 
-def tables(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Table, ...]:
-    """Cuts, speed-ups, and what lies between these and n."""
+def tables(
+    results: Results, options: Mapping[str, Any], runs: Runs, contrast: Contrast | None = None
+) -> tuple[Table, ...]:
+    """Cuts, speed-ups, the policies on the second model, and what lies between the speed-ups and n."""
     explained = [_loss_table(results[f"why-{mode}"], mode) for mode in options["modes"] if f"why-{mode}" in results]
-    return (_cut_table(results, options), _speedup_table(results, options, runs), *explained)
+    policies = [contrast_table(contrast)] if contrast is not None and contrast.runs else []
+    return (_cut_table(results, options), _speedup_table(results, options, runs), *policies, *explained)
 
 
 def figures(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Figure, ...]:

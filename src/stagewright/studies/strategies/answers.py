@@ -8,18 +8,19 @@ from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.accuracy import AccuracyScale
-from stagewright.studies.framework.phrases import counted, joined, signed, spread, times
+from stagewright.studies.framework.phrases import counted, joined, signed, spread, study_command, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
+from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.studies.strategies.large_tables import large_answer
 from stagewright.studies.strategies.measured import (
-    PUBLISHED_LARGE,
     MeasuredExperiment,
     case_name,
     forecast_check,
     plain_loop,
     task_scale,
 )
-from stagewright.studies.strategies.tables import data_on_2, large_rows, only_pipeline
+from stagewright.studies.strategies.tables import data_on_2
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
@@ -51,7 +52,7 @@ def answers(results: Results, options: Mapping[str, Any], experiments: Experimen
         _batches(results, options, experiments),
         _cuts(results, options, experiments),
         _workers(results, options, experiments),
-        _large_batches(results, options),
+        large_answer(results, options),
     )
     return answer_all(QUESTIONS, replies)
 
@@ -145,6 +146,8 @@ def _plain(results: Results, options: Mapping[str, Any], task: str) -> str:
     verdict = (
         "so the baseline is a fair one"
         if abs(ratio - 1) <= 0.1
+        else "but the machine was busy, so whether they differ can't be told"
+        if is_busy(results)
         else f"so speed-ups over a plain loop are {times(1 / ratio)} as high"
     )
     return (
@@ -212,7 +215,7 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
 
 def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if len(options["microbatches"]) < 2:
-        command = "stagewright study strategies --microbatches 2,4,8"
+        command = study_command(options, "strategies --microbatches 2,4,8")
         yield f"Only one number of micro-batches was studied; this studies more: {command}"
         return
     for task, measured in experiments.items():
@@ -237,7 +240,7 @@ def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Itera
 def _batches(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if len(options["recipes"]) == len(options["tasks"]):
         batch = options["recipes"][options["tasks"][0]].batch
-        command = f"stagewright study strategies --batch {batch},{2 * batch}"
+        command = study_command(options, f"strategies --batch {batch},{2 * batch}")
         yield f"Only one batch was studied; this studies two: {command}"
         return
     for task in options["tasks"]:
@@ -293,7 +296,8 @@ def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments
             "5039 MiB."
         )
     elif len(options["cuts"]) < 2:
-        return ("Only one policy was studied; this studies both: stagewright study strategies --policies even,client",)
+        command = study_command(options, "strategies --policies even,client")
+        return (f"Only one policy was studied; this studies both: {command}",)
     return tuple(sentences)
 
 
@@ -314,7 +318,8 @@ def _client_and_even(client: MeasuredExperiment, even: MeasuredExperiment | None
 
 def _workers(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
     if tuple(options["workers"]) == (2,):
-        yield "Only 2 workers were studied; this studies more: stagewright study strategies --workers 2,4"
+        command = study_command(options, "strategies --workers 2,4")
+        yield f"Only 2 workers were studied; this studies more: {command}"
         return
     for task, measured in experiments.items():
         reference = data_on_2(measured)
@@ -342,38 +347,3 @@ def _workers(results: Results, options: Mapping[str, Any], experiments: Experime
                     f"During training {count} workers shared {devices}: their measured speed is meaningless, their "
                     "accuracy is valid."
                 )
-
-
-def _large_batches(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
-    runs = large_rows(results, options)
-    limit = results.get("large-limit")
-    if not runs or limit is None:
-        command = "stagewright study strategies --large-batches 256,1024,4096"
-        return (
-            (f"Large batches were not studied; this studies them: {command}",) if not options["large_batches"] else ()
-        )
-    recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
-    passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in runs}
-    by_pipeline = only_pipeline(results, options)
-    head = f"{recipe.model} on two devices of {format_bytes(limit['memory_bytes'])}"
-    sentences = [
-        f"{head}: batch {joined(str(batch) for batch in by_pipeline)} runs out of memory under data parallel and "
-        "runs as a pipeline."
-        if by_pipeline
-        else f"{head}: no tested batch runs only as a pipeline."
-    ]
-    for kind, name in (("data", "Data parallel"), ("pipeline", "Pipeline")):
-        texts = [
-            f"{batch} " + (f"({format_bytes(max(row['peak_memory_bytes']))})" if row["ran"] else "out of memory")
-            for row_kind, batch, row in runs
-            if row_kind == kind
-        ]
-        if texts:
-            sentences.append(f"{name}, batch and peak memory: {joined(texts)}.")
-    accumulated = [str(batch) for batch in by_pipeline if passed.get(("accumulated", batch))]
-    if accumulated:
-        sentences.append(
-            f"Data parallel with gradient accumulation over micro-batches of {options['piece']} samples runs "
-            f"{joined(accumulated)} too: the micro-batches save the memory."
-        )
-    return (*sentences, PUBLISHED_LARGE)

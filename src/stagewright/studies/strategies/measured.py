@@ -32,6 +32,17 @@ LARGE_KINDS = ("data", "accumulated", "pipeline")
 LARGE_NAMES = {"data": "data", "accumulated": "data, gradient accumulation", "pipeline": "pipeline"}
 """Names of these in tables."""
 
+
+def large_part(kind: str, batch: int, workers: int) -> str:
+    """Name the part that runs a large batch."""
+    return f"large-{kind}-{batch}" + ("" if workers == 2 else f"-on-{workers}")
+
+
+def large_training_part(kind: str, batch: int, workers: int, seed: int) -> str:
+    """Name the part that trains with a large batch."""
+    return f"large-train-{large_part(kind, batch, workers).removeprefix('large-')}-{seed}"
+
+
 PUBLISHED: tuple[tuple[str, ...], ...] = (
     ("pipeline", "CIFAR-10", "MobileNetV2", "2", "64 (4)", "0.005", "95.89 ± 0.07", "228.57", "0.607"),
     ("data", "CIFAR-10", "MobileNetV2", "2", "64", "0.005", "95.83 ± 0.04", "376.47", "1"),
@@ -195,7 +206,8 @@ def case_name(options: Mapping[str, Any], case: str) -> str:
 def forecast_check(results: Mapping[str, Any], measured: Sequence[MeasuredExperiment]) -> ForecastCheck:
     """Compare the forecasts of a task's experiments with those that were measured."""
     pairs = [(row.speedup, row.forecast) for row in measured if row.is_measured]
-    return check_forecasts(pairs, is_busy=is_busy(results))
+    is_disturbed = any(row.implausible for row in measured if row.is_measured)
+    return check_forecasts(pairs, is_busy=is_busy(results), is_disturbed=is_disturbed)
 
 
 def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:

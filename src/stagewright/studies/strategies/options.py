@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
 from stagewright.spec.plan_rules import BATCH_NORMS, check_choice
 from stagewright.studies.framework.options import option, parse_numbers, parse_words, setting, show_bytes
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
-from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.studies.parts.training_recipe import TrainingRecipe, choose_recipe
 from stagewright.studies.strategies.measured import CLIENT, Experiment, list_experiments
 
 CUTS = ("even", "client")
@@ -41,6 +42,11 @@ def _parse_batches(text: str) -> tuple[int, ...]:
 class Options(TrainingOptions):
     """Pipeline or data parallel on 2 and 4 workers: accuracy over seeds, throughput, speed-up; large batches."""
 
+    model: str | None = option(
+        None,
+        "Model instead of the task's; with random weights, unless --weights names its folder.",
+        default_text="the task's",
+    )
     workers: tuple[int, ...] = option((2, 4), "Numbers of workers.", parse=parse_numbers, quick=(2,))
     microbatches: tuple[int, ...] = option(
         (2, 4, 8), "Micro-batches of a replica; in pipelines, with commas.", parse=parse_numbers, quick=(4,)
@@ -96,6 +102,12 @@ class Options(TrainingOptions):
         show=show_bytes,
         default_text="between what data parallel needs for the two largest",
     )
+    large_workers: tuple[int, ...] = option(
+        (2,), "Numbers of workers that run large batches, with commas; they may share devices.", parse=parse_numbers
+    )
+    large_epochs: int = option(
+        0, "Passes over the samples with each large batch that runs, for its error; 0: none.", minimum=0
+    )
     piece: int = setting(32, quick=16)
     """Samples per micro-batch of the large batches."""
 
@@ -110,6 +122,15 @@ class Options(TrainingOptions):
         if not self.microbatches or min(self.microbatches) < 1:
             given = ", ".join(map(str, self.microbatches)) or "no"
             raise UsageError(f"{given} micro-batches are impossible: give numbers from 1 up, like 2,4,8")
+        if not self.large_workers or min(self.large_workers) < 2:
+            given = ", ".join(map(str, self.large_workers)) or "no"
+            raise UsageError(f"--large-workers {given}: give numbers from 2 up, like 2,8")
+        small = [batch for batch in self.large_batches if batch < 2 * max(self.large_workers)]
+        if small:
+            raise UsageError(
+                f"--large-batches {small[0]}: {max(self.large_workers)} workers (--large-workers) need "
+                f"{2 * max(self.large_workers)} samples or more"
+            )
         check_choice("batch norm mode", self.batch_norm, BATCH_NORMS)
         unknown = [cut for cut in self.cuts if cut not in CUTS]
         if unknown:
@@ -142,7 +163,15 @@ class Options(TrainingOptions):
     def recipe(self, task: str) -> TrainingRecipe:
         """How a case is trained; its learning rate is in proportion to its batch."""
         name, _, batch = task.partition("-b")
-        recipe = TrainingOptions.recipe(self, name)
+        recipe = choose_recipe(
+            name,
+            data=self.data,
+            weights=self.weights,
+            quick=self.quick,
+            size=self.size,
+            learning_rate=self.learning_rate,
+            model=self.model,
+        )
         if self.batches:
             recipe = replace(recipe, batch=self.batches[0])
         if not batch:
@@ -191,13 +220,20 @@ class Options(TrainingOptions):
             warmup=self.warmup,
         )
 
-    def large_plan(self, kind: str, batch: int, cuts: tuple[str, ...]) -> Plan:
-        """The plan of a large batch on two devices."""
+    @property
+    def largest_step(self) -> int:
+        """Step in which the largest batch is searched: an eighth of the smallest large batch, even."""
+        return max(2, min(self.large_batches) // 16 * 2)
+
+    def large_plan(self, kind: str, batch: int, cuts: tuple[str, ...], workers: int = 2) -> Plan:
+        """The plan of a large batch; its learning rate grows with the square root of the batch, as suits AdamW."""
         strategy = "pipeline" if kind == "pipeline" else "data"
-        share = batch if kind == "pipeline" else batch // 2
+        share = batch if kind == "pipeline" else batch // workers
         microbatches = 1 if kind == "data" else max(2, share // self.piece)
         experiment = Experiment(
-            strategy=strategy, workers=2, microbatches=microbatches, cut="even" if strategy == "pipeline" else ""
+            strategy=strategy, workers=workers, microbatches=microbatches, cut="even" if strategy == "pipeline" else ""
         )
         plan = self.plan(self.tasks[0], experiment, self.seeds[0], cuts if strategy == "pipeline" else ())
-        return replace(plan, batch=batch, steps=1 if self.quick else self.steps, warmup=0 if self.quick else 1)
+        recipe = self.recipe(self.tasks[0])
+        rate = recipe.learning_rate * math.sqrt(batch / recipe.batch)
+        return replace(plan, batch=batch, warmup=1, optimizer=replace(plan.optimizer, learning_rate=rate))

@@ -3,17 +3,14 @@
     for each task:   samples ─► profile, cuts ─► forecasts
     for each round:  single-device baseline ─► each experiment for which this machine has devices ─► speed-up
     for each seed:   every experiment trained ─► accuracy (workers may share devices: that does not change it)
-    at the end:      batch 256, 1k, 4k under a memory limit: data parallel, data parallel with gradient accumulation,
-                     pipeline
+    at the end:      batch 256, 1k, 4k under a memory limit (`large`)
 
 As published, 4 workers use twice the batch and twice the learning rate of 2. Several batches make several cases of a
-task: rte, rte-b64. Unless it is given, the memory limit lies
-between what data parallel needs for the two largest batches.
+task: rte, rte-b64.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
@@ -24,7 +21,8 @@ from stagewright.studies.framework.study import Findings, Part, PartContext, Res
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
 from stagewright.studies.parts.samples import samples_folder, samples_part
 from stagewright.studies.strategies.answers import EVIDENCE, QUESTIONS, answers
-from stagewright.studies.strategies.measured import LARGE_KINDS, LARGE_NAMES, Experiment, measured_experiments
+from stagewright.studies.strategies.large import large_parts
+from stagewright.studies.strategies.measured import Experiment, measured_experiments
 from stagewright.studies.strategies.options import Options
 from stagewright.studies.strategies.summary import summarize
 from stagewright.studies.strategies.tables import figures, tables
@@ -104,22 +102,7 @@ def _parts(options: Options) -> Iterator[Part]:
                     run=partial(_train, options, task, experiment, seed),
                     needs=(f"data-{options.recipe(task).task}", f"profile-{task}"),
                 )
-    if options.large_batches:
-        first = options.tasks[0]
-        yield Part(
-            name="large-limit",
-            about="choose the memory limit for large batches",
-            run=partial(_limit, options),
-            needs=(f"profile-{first}",),
-        )
-        for batch in options.large_batches:
-            for kind in LARGE_KINDS:
-                yield Part(
-                    name=f"large-{kind}-{batch}",
-                    about=f"batch {batch} under the memory limit, {LARGE_NAMES[kind]}",
-                    run=partial(_large, options, kind, batch),
-                    needs=("large-limit", f"profile-{first}"),
-                )
+    yield from large_parts(options)
 
 
 def _profile(options: Options, task: str, context: PartContext) -> dict[str, Any]:
@@ -208,35 +191,3 @@ def _train(options: Options, task: str, experiment: Experiment, seed: int, conte
     plan = replace(plan, task=name, epochs=options.epochs, steps=1, warmup=0)
     result = train_by_pipeline(plan, context.runs, data=samples_folder(options.data, name, context), note=context.note)
     return {**result, "shared": not options.is_run(experiment.workers)}
-
-
-def _limit(options: Options, context: PartContext) -> dict[str, Any]:
-    """Forecast the memory of each large batch, and choose the limit."""
-    from stagewright.planner.costs.interpolation import interpolate_at
-    from stagewright.planner.costs.measure import plan_microbatch_sizes
-    from stagewright.planner.fit import peak_bytes
-
-    saved = context.results[f"profile-{options.tasks[0]}"]
-    models = [load_model_costs(costs) for costs in saved["measured"]]
-    needs: dict[str, dict[str, int]] = {}
-    for kind in LARGE_KINDS:
-        for batch in options.large_batches:
-            plan = options.large_plan(kind, batch, tuple(saved["large_cuts"]))
-            needed = peak_bytes(plan, interpolate_at(models, max(plan_microbatch_sizes(plan))))
-            needs.setdefault(kind, {})[str(batch)] = needed
-    ordered = sorted(needs["data"].values())
-    limit = options.memory_bytes
-    if limit is None:
-        limit = round(math.sqrt(ordered[-1] * ordered[-2])) if len(ordered) > 1 else ordered[0] // 2
-    return {"memory_bytes": limit, "is_chosen": options.memory_bytes is None, "needs": needs}
-
-
-def _large(options: Options, kind: str, batch: int, context: PartContext) -> dict[str, Any]:
-    """Run a large batch under the memory limit."""
-    saved = context.results[f"profile-{options.tasks[0]}"]
-    plan = options.large_plan(kind, batch, tuple(saved["large_cuts"]))
-    limit = context.results["large-limit"]["memory_bytes"]
-    about = {"batch": batch, "microbatches": plan.microbatches}
-    row = context.run_or_out_of_memory(replace(plan, memory_bytes=limit))
-    fields = ("ran", "samples_per_s", "equal", "peak_memory_bytes", "run") if row["ran"] else ("ran", "text")
-    return {**about, **{name: row[name] for name in fields}}

@@ -8,8 +8,9 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, signed, spread, times
 from stagewright.studies.framework.study import Results, Summary
+from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.strategies.large_tables import only_pipeline
 from stagewright.studies.strategies.measured import MeasuredExperiment, case_name, task_scale
-from stagewright.studies.strategies.tables import only_pipeline
 
 Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
@@ -97,6 +98,14 @@ def _advice(
         frozenset({"data"}): "Use data parallel where the model and its batch fit on every device",
         frozenset({"pipeline"}): "Use the pipeline: it is faster here",
     }.get(frozenset(faster), "Which one is faster can't be told in general: compare both for your batch and workers")
+    rates = [max(data.speedup or 0.0, pipeline.speedup or 0.0) for _, data, pipeline in pairs]
+    if max(rates) <= 1 + pairs[0][1].margin:
+        text = (
+            "Whether either is faster than one device can't be told: the machine was busy"
+            if is_busy(results)
+            else "Use one device: neither strategy is measurably faster with this model and batch, since the steps are "
+            "too short for what a split and its messages cost"
+        )
     limit = results.get("large-limit")
     batches = only_pipeline(results, options)
     if limit is not None and batches:

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes
+from stagewright.studies.framework.phrases import counted
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.measurements import calibration_note
 from stagewright.studies.parts.training_recipe import TrainingRecipe
+from stagewright.studies.strategies.large_tables import large_table
 from stagewright.studies.strategies.measured import (
-    LARGE_KINDS,
-    LARGE_NAMES,
     PUBLISHED,
-    PUBLISHED_LARGE,
     MeasuredExperiment,
     PlainLoop,
     case_name,
@@ -46,7 +45,7 @@ def tables(results: Results, options: Mapping[str, Any], experiments: Experiment
             )
         )
     if options["large_batches"]:
-        shown.append(_large_table(results, options))
+        shown.append(large_table(results, options))
     return tuple(shown)
 
 
@@ -135,66 +134,14 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
         "Pipeline and data parallel",
         (*columns, "95 %", "guessing", *speed),
         rows,
-        f"Accuracy: mean ± standard deviation over {len(options['seeds'])} seeds{metric}, always from real training; "
-        "95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; guessing: "
-        "always the most frequent class. Workers that share a device compute the same. Speed-up: over one device with "
-        "the same batch, median over rounds of the ratio within a round; every plan first passed its parity check. "
-        "Forecast: the speed-up from the profile, made before any run; where there are fewer devices than workers, it "
-        f"replaces the measured speed, as if each worker had its own device. Plain torch loop: the "
+        f"Accuracy: mean ± standard deviation over {counted(len(options['seeds']), 'seed')}{metric}, always from real "
+        "training; 95 %: half of the interval of the mean, from the evaluated samples and the variation between seeds; "
+        "guessing: always the most frequent class. Workers that share a device compute the same. Speed-up: over one "
+        "device with the same batch, median over rounds of the ratio within a round; every plan first passed its "
+        "parity check. Forecast: the speed-up from the profile, made before any run; where there are fewer devices "
+        "than workers, it replaces the measured speed, as if each worker had its own device. Plain torch loop: the "
         f"same model, batch and optimizer without Stagewright, on one device. {' '.join(sentences)}"
         f"{calibration_note(results)}".rstrip(),
-    )
-
-
-def large_rows(results: Mapping[str, Any], options: Mapping[str, Any]) -> list[tuple[str, int, Mapping[str, Any]]]:
-    """List (kind, batch, result) of every large batch that was run."""
-    return [
-        (kind, batch, row)
-        for kind in LARGE_KINDS
-        for batch in options["large_batches"]
-        if (row := results.get(f"large-{kind}-{batch}")) is not None
-    ]
-
-
-def only_pipeline(results: Mapping[str, Any], options: Mapping[str, Any]) -> list[int]:
-    """Return the large batches that ran out of memory under data parallel and ran as a pipeline."""
-    passed = {(kind, batch): row["ran"] and row["equal"] for kind, batch, row in large_rows(results, options)}
-    return [
-        batch
-        for batch in options["large_batches"]
-        if passed.get(("data", batch)) is False and passed.get(("pipeline", batch))
-    ]
-
-
-def _large_table(results: Results, options: Mapping[str, Any]) -> Table:
-    limit = results.get("large-limit")
-    runs = large_rows(results, options)
-    reference = next((row["samples_per_s"] for kind, _, row in runs if kind == "data" and row["ran"]), None)
-    rows = []
-    for kind, batch, row in runs:
-        passed = row["ran"] and row["equal"]
-        rows.append(
-            (
-                LARGE_NAMES[kind],
-                str(batch),
-                str(row["microbatches"]),
-                "ran" if passed else "parity check failed" if row["ran"] else "out of memory",
-                format_bytes(max(row["peak_memory_bytes"])) if row["ran"] else "–",
-                "–" if limit is None else format_bytes(limit["needs"][kind][str(batch)]),
-                f"{row['samples_per_s']:.1f}" if passed else "–",
-                f"{row['samples_per_s'] / reference:.2f}" if passed and reference else "–",
-            )
-        )
-    recipe: TrainingRecipe = options["recipes"][options["tasks"][0]]
-    memory = format_bytes(limit["memory_bytes"]) if limit is not None else "an unknown size"
-    is_chosen = limit is not None and limit["is_chosen"]
-    choice = " (between what data parallel needs for the two largest batches)" if is_chosen else ""
-    return study_table(
-        f"Large batches of {recipe.model} on two devices of {memory}",
-        ("experiment", "batch", "micro-batches", "result", "peak memory", "forecast", "samples/s", "speed-up"),
-        rows,
-        f"Memory limit: {memory} per device{choice}; a worker that exceeds it ends the run. Micro-batches have "
-        f"{options['piece']} samples. Speed-up: over data parallel with the smallest batch. {PUBLISHED_LARGE}",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.report.page.content.runs import RunData, differences, flat_plan
@@ -112,6 +112,20 @@ def _compare_row(run: RunData, *, with_baseline: bool) -> tuple[str | Cell, ...]
     )
 
 
+_MOST_COLUMNS = 6
+
+
+def _difference_table(keys: Sequence[str], labels: Sequence[str], plans: Sequence[Mapping[str, str]]) -> Table:
+    """Show one column for each plan; with many plans one row for each, or the table would be too wide for a page."""
+    lines = [(key, *(plan.get(key, "–") for plan in plans)) for key in keys]
+    if len(labels) > _MOST_COLUMNS:
+        lines = list(zip(*[("run", *labels), *lines], strict=True))
+        columns, rows = text_columns(*lines[0], wrap=True), lines[1:]
+    else:
+        columns, rows = text_columns("key", *labels, wrap=True), lines
+    return Table(columns=columns, rows=tuple(tuple(Cell(text, "strong") for text in line) for line in rows))
+
+
 def plans_section(runs: Sequence[RunData]) -> Section:
     """Show the keys in which the plans differ, then those that they share."""
     from stagewright.spec.plan_file import plan_to_toml
@@ -125,16 +139,12 @@ def plans_section(runs: Sequence[RunData]) -> Section:
     )
     if len(runs) == 1:
         return Section(name="plans", title="Plan", items=(common_table, plan_files))
-    rows = tuple(
-        tuple(Cell(text, "strong") for text in (key, *(values.get(key, "–") for values in flat))) for key in different
-    )
     prose = (
         f"The plans differ in {len(different)} keys and agree in {len(common)}."
         if different
         else "The plans are identical."
     )
-    columns = text_columns("key", *(run.label for run in runs), wrap=True)
-    difference_tables = (Table(columns=columns, rows=rows),) if rows else ()
+    difference_tables = (_difference_table(different, [run.label for run in runs], flat),) if different else ()
     folds = (Fold(title=f"Common to all runs ({len(common)} keys)", items=(common_table,)),) if common else ()
     return Section(
         name="plans", title="Plan differences", prose=(prose,), items=(*difference_tables, *folds, plan_files)

@@ -192,7 +192,12 @@ FSDPShards = Annotated[
 FSDPGather = Annotated[
     str,
     choice(
-        "fsdp_gather", FSDP_GATHERS, run_option, "--fsdp-gather", help="Parameters gathered once per step, or for each."
+        "fsdp_gather",
+        FSDP_GATHERS,
+        run_option,
+        "--fsdp-gather",
+        hidden=True,
+        help="Parameters gathered once per step, or for each.",
     ),
 ]
 Zero = Annotated[int, run_option("--zero", min=0, max=2, help="ZeRO stage of replicas that hold all parameters.")]
@@ -212,7 +217,15 @@ BatchNorm = Annotated[
     str, choice("batch norm mode", BATCH_NORMS, run_option, help="Statistics of a micro-batch, or of the batch.")
 ]
 Baseline = Annotated[
-    str, choice("baseline", BASELINES, run_option, help="Baseline of the parity check; the whole model, or by unit.")
+    str,
+    choice(
+        "baseline",
+        BASELINES,
+        run_option,
+        "--parity-baseline",
+        hidden=True,
+        help="Baseline of the parity check; the whole model, or streamed unit by unit.",
+    ),
 ]
 Optimizer = Annotated[str, choice("optimizer", OPTIMIZERS, run_option, help="Optimizer.")]
 Timeout = Annotated[

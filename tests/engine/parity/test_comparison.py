@@ -173,11 +173,15 @@ def test_later_steps_are_compared_too(
         trainable_parameters=dict,
         optimizer_parameters=dict,
         shards=None,
-        full_gradients=lambda: {"a.weight": ONE, "b.weight": ONE * (2 if corrupted and len(steps) == num_steps else 1)},
+        full_gradients=lambda lazily: {
+            "a.weight": ONE,
+            "b.weight": ONE * (2 if corrupted and len(steps) == num_steps else 1),
+        },
     )
     runner = SimpleNamespace(
         plan=Plan(model=ModelSpec(name="made"), batch=2, mesh=Mesh(data=data)),
         context=SimpleNamespace(torch_device=torch.device("cpu"), data=0),
+        model=SimpleNamespace(weights=None),
         codecs=None,
         scaler=None,
         part=part,
@@ -200,6 +204,7 @@ def test_the_stream_that_inference_times_is_compare_outputs(
     runner = SimpleNamespace(
         plan=Plan(model=ModelSpec(name="made"), batch=2, training=False, microbatches=2),
         context=SimpleNamespace(torch_device=torch.device("cpu"), data=0),
+        model=SimpleNamespace(weights=None),
         codecs=None,
         scaler=None,
         part=SimpleNamespace(buffers=dict, full_buffers=dict, zero_gradients=lambda: None),

@@ -44,7 +44,7 @@ class Options(TrainingOptions):
 
     model: str | None = option(
         None,
-        "Model instead of the task's; with random weights, unless --weights names its folder.",
+        "Model; instead of the task's, with random weights unless --weights names its folder.",
         default_text="the task's",
     )
     workers: tuple[int, ...] = option((2, 4), "Numbers of workers.", parse=parse_numbers, quick=(2,))

@@ -75,7 +75,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
         "--compile": (plan.compile, "none"),
         "--batch-norm": (plan.batch_norm, "plain"),
         "--units": (plan.units, "auto"),
-        "--baseline": (plan.baseline, "auto"),
+        "--parity-baseline": (plan.baseline, "auto"),
         "--seed": (plan.seed, 0),
         "--weights": (plan.model.weights, None),
         "--image-size": (plan.model.image_size, None),

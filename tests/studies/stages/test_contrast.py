@@ -82,6 +82,9 @@ def test_options_of_the_second_model() -> None:
     quick = replace(options, quick=True, batch=32, microbatches=8).contrast_options
     assert quick is not None
     assert quick.batch == 16, "so that a quick study stays within three minutes"
+    large = replace(options, batch=512, microbatches=8).contrast_options
+    assert large is not None
+    assert large.batch == 32, "a batch that suits a small transformer would take minutes here"
     other = replace(options, contrast="resnet-50").contrast_options
     assert other is not None
     assert other.pixels is None

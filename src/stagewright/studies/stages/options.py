@@ -15,6 +15,7 @@ _MODES = ("inference", "training")
 _QUICK_PIXELS = 128  # image size of the quick model
 _CONTRAST = "mobilenet-v2"
 _CONTRAST_PIXELS = 128
+_CONTRAST_SAMPLES, _QUICK_CONTRAST_SAMPLES = 4, 2  # in a micro-batch, at most: a batch is chosen for the other model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class Options:
             contrast="none",
             stages=(2,),
             modes=self.modes[:1],
-            batch=max(self.microbatches, self.batch // 2) if self.quick else self.batch,
+            batch=min(self.batch, self.microbatches * (_QUICK_CONTRAST_SAMPLES if self.quick else _CONTRAST_SAMPLES)),
             units="auto",
             image_size=_CONTRAST_PIXELS if self.contrast == _CONTRAST else None,
             sequence_length=None,

@@ -80,7 +80,7 @@ def marked(name: str) -> Any:
 @pytest.mark.parametrize("name", [marked(name) for name, page in PAGES.items() if has_code(page)])
 def test_page_runs(name: str, tmp_path: Path, shared_cache: Path) -> None:
     environment = {**os.environ, "STAGEWRIGHT_CACHE": str(shared_cache), "HF_HUB_OFFLINE": "1"}
-    done = run_script(RUNNER, PAGES[name], cwd=tmp_path, env=environment, timeout_s=600)
+    done = run_script(RUNNER, PAGES[name], cwd=tmp_path, env=environment, timeout_s=1500)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -30,6 +30,7 @@ LONG = (
     "tests/engine/parallel/test_compilation.py::*=2-*",
     "tests/engine/jobs/test_elastic.py::test_a_lost_worker*",
     "tests/engine/worker/test_faults.py::test_ctrl_c_is_clean",
+    "tests/engine/worker/test_faults.py::test_events_until_the_fault[[]hangs]",
     "tests/attachment/test_launch.py::test_an_unchanged_torchrun_job*",
     "tests/verification/test_launch.py::test_the_command_runs_both*",
     "tests/codecs/test_links.py::*hadamard4]",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.jobs.test_compare import on
+from tests.engine.support.odd_models import UNUSUAL_PLANS
 
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.engine.parallel.model import capture_for
@@ -50,15 +51,7 @@ def test_parity_with_baseline(mesh: str, options: dict[str, Any], tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mesh", "options"),
-    [
-        ("in_place", "serial", {"microbatches": 2}),
-        ("branching", "data=2", {"microbatches": 2, "shard": True}),
-        ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
-        ("objects", "pipeline=2", {"microbatches": 3}),
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh", "options"), UNUSUAL_PLANS)
 def test_unusual_models(name: str, mesh: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = ModelSpec(name=f"tests.engine.support.odd_models:{name}")
     units = tuple(call.name for call in capture_for(on(mesh, model=model, **options), model.load()).calls)

@@ -263,3 +263,12 @@ def detection() -> tuple[nn.Module, tuple[Any, ...]]:
 def objects() -> tuple[nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
     return Objects(), (torch.randn(8, 16),)
+
+
+UNUSUAL_PLANS: list[tuple[str, str, dict[str, Any]]] = [
+    ("in_place", "serial", {"microbatches": 2}),
+    ("branching", "data=2", {"microbatches": 2, "shard": True}),
+    ("twice", "serial", {"microbatches": 2, "batch_norm": "deferred"}),
+    ("objects", "pipeline=2", {"microbatches": 3}),
+]
+"""A model of this file, a mesh and options of a plan, for tests of what happens to its units."""

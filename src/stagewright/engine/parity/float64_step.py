@@ -1,4 +1,4 @@
-"""Repeat a failed comparison in float64, which tells rounding at kinks from a wrong plan.
+"""Repeat a failed comparison in float64, which separates rounding at kinks from a wrong plan.
 
 ReLU, max pooling and top-k have kinks. Where a plan splits sums, they round differently, and of millions of activations
 a few change sides; a gradient then differs by a thousandth and more, although the plan is right:

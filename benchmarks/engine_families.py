@@ -3,6 +3,7 @@
     python benchmarks/engine_families.py                    # all; writes the page and the JSON
     python benchmarks/engine_families.py --only bert gpt2   # some, printed only; --update writes them into the page
     python benchmarks/engine_families.py --at-once 8        # plans at the same time, each on two separate cores
+    python benchmarks/engine_families.py --add log.jsonl    # add the results that an interrupted run printed
 
 The batch of nine samples divides unevenly, so replicas and micro-batches have different sizes. Times mean nothing.
 Exits with code 3 if a plan fails, or fails the parity check; plans refused with a reason do not count.
@@ -11,6 +12,7 @@ Exits with code 3 if a plan fails, or fails the parity check; plans refused with
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -21,6 +23,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 from capture_families import folded, strip_paths
 from families import FAMILIES, Family
+from record import machine_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "engine-families.md"
@@ -61,6 +65,7 @@ def main() -> int:
     parser.add_argument("--update", action="store_true", help="with --only: update their rows of the page")
     parser.add_argument("--plans", nargs="+", metavar="NAME", choices=list(PLANS), help="only these columns")
     parser.add_argument("--at-once", type=int, default=1, help="plans that run at the same time")
+    parser.add_argument("--add", nargs="+", type=Path, metavar="FILE", help="add printed results, run here before")
     parser.add_argument("--slot", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = [family.name for family in FAMILIES]
@@ -72,9 +77,11 @@ def main() -> int:
         for result in run_slot(selected[options.slot :: options.at_once], options.plans or list(PLANS), options.slot):
             print(json.dumps(result), flush=True)
         return 0
-    rows = run_all(selected, options.plans or list(PLANS), options.at_once)
-    if options.update or not (options.only or options.plans):
-        old_rows = load_rows() if options.update else {}
+    rows = (
+        read_results(options.add) if options.add else run_all(selected, options.plans or list(PLANS), options.at_once)
+    )
+    if options.add or options.update or not (options.only or options.plans):
+        old_rows = load_rows() if options.add or options.update else {}
         rows = old_rows | {name: old_rows.get(name, {}) | row for name, row in rows.items()}
         content = data(rows)
         DATA.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -105,13 +112,34 @@ def run_all(names: list[str], plans: list[str], at_once: int) -> dict[str, dict[
     return rows
 
 
+def read_results(paths: list[Path]) -> dict[str, dict[str, Result]]:
+    """Read results as they were printed, one per line."""
+    rows: dict[str, dict[str, Result]] = {}
+    for line in "".join(path.read_text(encoding="utf-8") for path in paths).splitlines():
+        result = json.loads(line)
+        rows.setdefault(result.pop("family"), {})[result.pop("plan")] = {"run": this_run(), **result}
+    return rows
+
+
+@functools.cache
+def this_run() -> str:
+    """Describe when and where a result is measured."""
+    import torch
+    import transformers
+
+    processor = machine_text().partition(";")[0]
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}; {processor}; torch {torch.__version__}, transformers {transformers.__version__}"
+    )
+
+
 def run_slot(names: list[str], plans: list[str], slot: int) -> Iterator[Result]:
     """Run all plans of some families, one after the other."""
     cores = sorted(os.sched_getaffinity(0))
     own_cores = [cores[(2 * slot + index) % len(cores)] for index in range(2)]
     for name in names:
         for plan in plans:
-            yield {"family": name, "plan": plan, **check_plan(name, PLANS[plan], own_cores)}
+            yield {"family": name, "plan": plan, "run": this_run(), **check_plan(name, PLANS[plan], own_cores)}
 
 
 def check_plan(name: str, settings: dict[str, Any], cores: list[int]) -> Result:
@@ -152,11 +180,7 @@ def load_rows() -> dict[str, dict[str, Result]]:
 
 def data(rows: dict[str, dict[str, Result]]) -> dict[str, Any]:
     """Return the page's data as JSON values."""
-    import torch
-    import transformers
-
     return {
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "plans": PLANS,
         "families": [
             {"name": family.name, "group": family.group, "class": family.model_class, "plans": rows[family.name]}
@@ -169,7 +193,6 @@ def data(rows: dict[str, dict[str, Result]]) -> dict[str, Any]:
 def page(data: dict[str, Any]) -> str:
     """Write the page."""
     rows = {entry["name"]: entry["plans"] for entry in data["families"]}
-    versions = data["versions"]
     results = [result for row in rows.values() for result in row.values()]
     verdicts = Counter(result["verdict"] for result in results)
     num_exact = sum(result.get("difference") == 0 for result in results)
@@ -183,11 +206,12 @@ def page(data: dict[str, Any]) -> str:
         f"{num_wide} need a tolerance above 1e-5, within the rounding sensitivity of the same tensor in the baseline "
         "([details](compare.md#parity-check)).",
         "",
-        f"The models are those of [capture](capture-families.md), with a batch of {BATCH} samples in float32; torch "
-        f"{versions['torch']}, transformers {versions['transformers']}. Loss, outputs, all gradients, buffers and "
-        "parameter updates are compared. The plans:",
+        f"The models are those of [capture](capture-families.md), with a batch of {BATCH} samples in float32. Loss, "
+        "outputs, all gradients, buffers and parameter updates are compared. The plans:",
         "",
         *(f"- **{TITLES.get(name, name)}**: {describe(settings)}" for name, settings in PLANS.items()),
+        "",
+        *runs(rows),
         "",
         "This page and `engine-families.json` are generated by",
         "",
@@ -202,6 +226,19 @@ def page(data: dict[str, Any]) -> str:
         shown = [*table(families, rows), "", *reasons(families, rows)]
         lines += [f"## {group.capitalize()}", "", *folded(f"{len(families)} models", shown)]
     return "\n".join(lines)
+
+
+def runs(rows: dict[str, dict[str, Result]]) -> list[str]:
+    """List the runs that the results are from, with the number of results of each plan."""
+    counts: dict[str, Counter[str]] = {}
+    for row in rows.values():
+        for plan, result in row.items():
+            counts.setdefault(result["run"], Counter())[TITLES.get(plan, plan)] += 1
+    lines = [
+        f"- {run}: " + ", ".join(f"{plan} of {num} models" for plan, num in sorted(of_plan.items()))
+        for run, of_plan in sorted(counts.items())
+    ]
+    return ["The results were measured in these runs; each cell is the latest one of its model and plan:", "", *lines]
 
 
 def describe(settings: dict[str, Any]) -> str:

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from record import write_record
+from stagewright.fabric.lab.namespaces import open_lab
 from stagewright.fabric.lab.network import LabNetwork
-from stagewright.fabric.lab.session import open_lab
 from stagewright.fabric.ranks.coordinator import Coordinator, Measurements, RankLocation, Settings
 from stagewright.fabric.traffic.workload import Workload, from_sizes
 

@@ -50,8 +50,8 @@ def llama() -> Any:
         return LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens}
 
 
-def compare(strategies: str, share: int, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compare strategies on shares; return one row for each."""
+def compare(strategies: str, share: int, options: dict[str, Any], *, with_forecasts: bool) -> list[dict[str, Any]]:
+    """Compare strategies on shares; return one row for each, with a forecast of its plan."""
     import stagewright as sw
     from stagewright.api.progress import Progress
 
@@ -67,6 +67,9 @@ def compare(strategies: str, share: int, options: dict[str, Any]) -> list[dict[s
     rows = found.to_dict()["rows"]
     for row in rows:
         row |= {"seconds": taken, "options": options}
+        if with_forecasts and row["run"]:
+            forecast = sw.forecast(Path(row["run"]) / "plan.toml")
+            row["forecast"] = {"step_s": forecast.step_s, "peak_memory_bytes": forecast.peak_memory_bytes}
     return rows
 
 
@@ -85,6 +88,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--compile", choices=("none", "stages", "units"), default="none")
     parser.add_argument("--cuda-graphs", action="store_true")
+    parser.add_argument("--forecast", action="store_true", help="forecast each plan too")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny and not IS_TINY:
@@ -105,11 +109,12 @@ def main() -> None:
         if not strategies:
             continue
         try:
-            rows += compare(strategies, options.share, chosen)
+            rows += compare(strategies, options.share, chosen, with_forecasts=options.forecast)
         except Exception as error:  # the next comparison must run
             rows.append({"options": chosen, "error": f"{type(error).__name__}: {error}"})
         write_record(output, {"share": options.share, "size": options.size, "rows": rows})
-    keys = ("strategy", "workers", "shard", "training", "speedup", "share_of_bound", "samples_per_s", "equal", "error")
+    keys = ("strategy", "workers", "shard", "training", "speedup", "share_of_bound", "samples_per_s", "latency_s")
+    keys += ("equal", "peak_memory_bytes", "forecast", "error")
     for row in rows:
         print({key: row.get(key) for key in keys}, flush=True)
 

@@ -12,8 +12,8 @@
     not fit    runs that ran but that the forecast calls not fitting
     inside     share of rows whose measured time is inside the forecast's interval
 
-"nanotron, unmarked" has the forecasts of all runs without stalled pipeline messages, as of a cluster of which nothing
-is known. "nanotron, no stall" holds the runs whose time is nearer to the forecast without stalled pipeline messages
+"nanotron, unmarked" has the forecasts of all runs without stalled messages, as of a cluster of which nothing
+is known. "nanotron, no stall" holds the runs whose time is nearer to the forecast without stalled messages
 than to that with them: the state of that cluster at the time of a run is in no column of the table
 (`tables/published.py`). A line below the table tells how often the memory of a run agrees with its mark: runs whose
 messages stall hold less (`analytic/memory.py`), and no run was marked by its memory.
@@ -30,7 +30,6 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from stagewright.analytic.forecast import AnalyticForecast, forecast_layout, ste
 from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.cluster.cluster import Cluster
 from tables.own import own_steps
-from tables.published import STALL_S, megatron, nanotron, simumax
+from tables.published import megatron, nanotron, simumax, with_stall, without_stall
 from tables.row import Row
 
 
@@ -91,12 +90,14 @@ def score(pairs: Sequence[tuple[Row, AnalyticForecast]]) -> dict[str, Any]:
     }
 
 
-def without_stall(row: Row, cluster: Cluster) -> tuple[AnalyticForecast, bool]:
-    """Return the forecast of a run without stalled pipeline messages, and whether its time says that they stalled."""
-    free, stalled = (
-        forecast_layout(row.shape, replace(row.layout, message_stall_s=seconds), cluster) for seconds in (0.0, STALL_S)
-    )
-    return free, abs(math.log(free.step_s / row.step_s)) > abs(math.log(stalled.step_s / row.step_s))
+def free_forecast(row: Row, cluster: Cluster) -> tuple[AnalyticForecast, bool]:
+    """Return the forecast of a run without stalled messages, and whether its time says that they stalled.
+
+    Without a pipeline half a second may be any error of the forecast, so only marked runs count as stalled there.
+    """
+    free, stalled = (forecast_layout(row.shape, change(row.layout), cluster) for change in (without_stall, with_stall))
+    is_nearer = abs(math.log(free.step_s / row.step_s)) > abs(math.log(stalled.step_s / row.step_s))
+    return free, is_nearer and (row.layout.pipeline > 1 or row.layout.gradient_stall_s > 0)
 
 
 def memory_agreement(rows: Iterable[Row], least: float = 1.2) -> tuple[int, int]:
@@ -111,8 +112,8 @@ def memory_agreement(rows: Iterable[Row], least: float = 1.2) -> tuple[int, int]
         if row.table != "nanotron" or row.layout.pipeline == 1 or row.memory_bytes is None:
             continue
         free, stalled = (
-            step_model(row.shape, replace(row.layout, message_stall_s=seconds), named_cluster(row.cluster))
-            for seconds in (0.0, STALL_S)
+            step_model(row.shape, change(row.layout), named_cluster(row.cluster))
+            for change in (without_stall, with_stall)
         )
         sizes = [model.peak_memory_bytes() for model in (free, stalled)]
         if sizes[0] >= least * sizes[1]:
@@ -151,7 +152,7 @@ def main() -> None:
             cluster = named_cluster(row.cluster)
             tables[name].append((row, forecast_layout(row.shape, row.layout, cluster)))
             if row.table == "nanotron":
-                free, is_stalled = without_stall(row, cluster)
+                free, is_stalled = free_forecast(row, cluster)
                 tables["nanotron, all open runs"].append(tables[name][-1])
                 tables[name.replace("nanotron", "nanotron, unmarked")].append((row, free))
                 if not is_stalled:

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--serial", type=int, default=12, help="maximum number of micro-batches of serial per round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", default="inference,training")
+    parser.add_argument("--sequence-parallel", action="store_true", help="with --axis tensor: divide norms and dropout")
     parser.add_argument("--split", default="optimal")
     parser.add_argument("--units", default="auto")
     parser.add_argument("--image-size", type=int, default=None)
@@ -72,6 +73,7 @@ def main() -> None:
                 split=options.split,
                 cuts=tuple(filter(None, options.cuts.split(","))),
                 schedule=options.schedule,
+                sequence_parallel=options.sequence_parallel,
                 training=mode == "training",
             )
             for count in map(int, options.stages.split(",")):
@@ -124,6 +126,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
         "cuts": list(plan.cuts),
         "equal": equal,
         "axis": options.axis,
+        "sequence_parallel": options.sequence_parallel,
         "bound": num_workers * count / (count + num_stages - 1),
         "rounds": slowest,
         "samples": workers[0]["samples"],
@@ -147,6 +150,7 @@ def measure(plan: Any, options: argparse.Namespace, root: str) -> dict[str, Any]
 def describe(row: dict[str, Any]) -> str:
     """Format the row: all competitors, then each worker's medians."""
     what = f"{row['stages']} stages ({row['split']})" if row["axis"] == "pipeline" else f"{row['axis']} {row['stages']}"
+    what += ", divided sequence" if row["sequence_parallel"] else ""
     text = f"{row['mode']}, {what}, bound {row['bound']:.2f}: "
     if row["equal"]:
         median = statistics.median(row["speedups"])

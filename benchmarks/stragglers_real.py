@@ -41,8 +41,8 @@ from typing import Any
 
 from record import write_record
 from stagewright.fabric.lab.kernel import disable_offloads, in_namespace, run_tool
+from stagewright.fabric.lab.namespaces import Lab, open_lab
 from stagewright.fabric.lab.network import LabNetwork
-from stagewright.fabric.lab.session import Lab, open_lab
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh
 from stagewright.trace.read import read_trace

@@ -176,14 +176,28 @@ def _nanotron_blocks(size: dict[str, Any], ranks: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def with_stall(layout: Layout) -> Layout:
+    """Return a layout whose messages stall: between pipeline ranks, or without any, two for the gradients of a step."""
+    if layout.pipeline > 1:
+        return replace(layout, message_stall_s=STALL_S)
+    return replace(layout, gradient_stall_s=2 * STALL_S if layout.data > 1 else 0.0)
+
+
+def without_stall(layout: Layout) -> Layout:
+    """Return a layout on a healthy network."""
+    return replace(layout, message_stall_s=0.0, gradient_stall_s=0.0)
+
+
 def _is_stalled(layout: Layout, width: int, nodes: int, forecast_bytes: float) -> bool:
-    """Return whether pipeline messages of a run stalled, by the group of runs that it is in.
+    """Return whether messages of a run stalled, by the group of runs that it is in.
 
     In these groups every message between pipeline ranks takes about 0.3 s more, whatever its size, while the same
     layout on fewer nodes does not stall: a state of that cluster, not of the layout. Stalled runs in the fitted half
     and in the other one:
 
         64 nodes                                            52 of 52     58 of 59
+        64 nodes, without a pipeline (on 32 nodes: 2 of 24  12 of 14     16 of 18
+          and 0 of 13)
         32 tensor ranks                                     26 of 26     24 of 24
         32 nodes, the larger models, micro-batch above 1    11 of 11     16 of 16
         32 nodes, ZeRO-1 with at least 32 replicas           8 of 9       4 of 4
@@ -196,7 +210,7 @@ def _is_stalled(layout: Layout, width: int, nodes: int, forecast_bytes: float) -
     set after one in each: a wrong mark costs ten times as much as a missed one.
     """
     if layout.pipeline == 1:
-        return False
+        return nodes >= 64
     return (
         nodes >= 64
         or layout.tensor == 32
@@ -243,7 +257,7 @@ def nanotron(path: Path) -> Iterator[Row]:
             stack="nanotron",
         )
         cluster = f"{nodes}x8xh100"
-        stalled = replace(layout, message_stall_s=STALL_S)
+        stalled = with_stall(layout)
         memory_bytes = forecast_layout(shape, stalled, named_cluster(cluster)).peak_memory_bytes
         if _is_stalled(layout, shape.width, nodes, memory_bytes):
             layout = stalled

@@ -16,7 +16,9 @@ from stagewright.analytic.hardware.named_cluster import named_cluster
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.models import known_models, load_shape
 from stagewright.analytic.shape import TransformerShape
+from stagewright.cluster.cluster import Cluster, DeviceGroup
 from stagewright.errors import UsageError
+from stagewright.report.tables.analytic import analytic_summary, memory_table
 
 # Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, table 5: seconds of a step with
 # full recomputation, and with sequence parallelism and selective recomputation.
@@ -123,6 +125,51 @@ def test_experts_are_counted() -> None:
     spread = forecast("dp=8,ep=8,m=8,zero=1", model="mixtral-8x7b", cluster="8xb200")
     assert spread.memory[0].parameters_bytes < 0.3 * alone.memory[0].parameters_bytes
     assert spread.parts["tensor collectives"] > alone.parts["tensor collectives"], "tokens travel to their experts"
+
+
+def test_layouts_that_do_not_divide_the_model() -> None:
+    for text, model, words in (
+        ("tp=7", "gpt3-175b", "7 tensor parallel ranks do not divide the model's 96 heads"),
+        ("dp=16,ep=16", "mixtral-8x7b", "16 expert parallel ranks do not divide the model's 8 experts"),
+        ("cp=3", "gpt3-175b", "3 context parallel ranks do not divide a sequence of 2048 tokens"),
+        ("pp=4,layers=90-2-2-1", "gpt3-175b", "95 blocks, but the model 96"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            forecast(text, model=model)
+    with pytest.raises(UsageError, match="a layout states the order of its ranks"):
+        forecast("tp=8", innermost="tensor")
+
+
+def test_the_order_of_ranks() -> None:
+    """Tensor ranks inside a host are much faster than those that are eight apart."""
+    inside, across = (forecast(f"tp=8,pp=8,m=32,order={order}") for order in ("tp-pp-dp", "pp-tp-dp"))
+    assert across.parts["tensor collectives"] > 5 * inside.parts["tensor collectives"]
+    assert across.parts["messages"] < inside.parts["messages"]
+
+
+def test_unequal_devices() -> None:
+    """Each pipeline rank has the memory of its own devices, and blocks by their speed."""
+    groups = [
+        DeviceGroup(kind="cuda", count=4, memory_bytes=size << 30, hardware=name)
+        for name, size in (("A100", 80), ("V100", 16))
+    ]
+    cluster = Cluster(devices=tuple(groups), links=named_cluster("8xa100").links)
+    uneven, even = (
+        sw.forecast(f"tp=4,pp=2,m=16,layers={layers}", model="llama-2-7b", cluster=cluster, analytic=True)
+        for layers in ("24-8", "16-16")
+    )
+    assert uneven.rank_limits_bytes == (80 << 30, 16 << 30)
+    assert uneven.peak_memory_bytes > 16 << 30 > uneven.memory[1].peak_bytes
+    assert uneven.fits, "the full rank is on the large devices"
+    assert (even.fits, even.ranks_above_limit) == (False, (1,))
+    assert even.step_s > 1.5 * uneven.step_s
+    assert "does not fit on 1 of 2 pipeline ranks" in analytic_summary(even)[0]
+    assert len(memory_table(even).columns) == len(memory_table(forecast("tp=8")).columns) + 1, "a column of limits"
+    useful = load_shape("llama-2-7b").model_flops_per_token * uneven.tokens_per_s
+    assert uneven.mfu == pytest.approx(useful / (4 * 312e12 + 4 * 125e12))
+    plan = sw.Plan.of("llama-2-7b", 16, "tensor=4,pipeline=2", microbatches=16, precision="bf16")
+    found = sw.forecast(plan, cluster=cluster, analytic=True, innermost="tensor")
+    assert found.memory[0].parameters_bytes > 2 * found.memory[1].parameters_bytes
 
 
 def test_a_plan_that_plan_wrote_is_forecast(tmp_path: Path) -> None:

@@ -24,9 +24,26 @@ def test_parse() -> None:
     assert layout.stride("pipeline") == 32
 
 
+def test_parse_order_and_layers() -> None:
+    layout = Layout.parse("tp=2,pp=3,dp=4,order=pp-tensor-dp,layers=5-4-3,recompute=full,recompute_layers=2-0-3")
+    assert layout.order == ("pipeline", "tensor", "data", "context")
+    assert [layout.stride(axis) for axis in ("pipeline", "tensor", "data")] == [1, 3, 6]
+    assert layout.blocks(12) == (5, 4, 3)
+    assert [layout.checkpointed(rank, blocks) for rank, blocks in enumerate(layout.layers)] == [2, 0, 3]
+    assert Layout.parse("recompute=full,recompute_layers=3").checkpointed(0, 8) == 3
+    assert Layout.parse("precision=fp16").precision == "float16"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("tp=2,order=tp-dp", "order lacks pipeline"),
+        ("tp=2,order=tp-dp-pp-tp", "names an axis twice"),
+        ("tp=2,order=tp-qq-pp", "unknown axis 'qq'"),
+        ("pp=2,layers=4-x", "layers needs a whole number, not 'x'"),
+        ("pp=2,layers=4", "layers states 1 ranks, but pipeline = 2"),
+        ("pp=2,recompute_layers=4-4-4", "recompute_layers states 3 ranks, but pipeline = 2"),
+        ("tp=2,dp=2,tensor=4", "states tensor twice"),
         ("tp=8,qq=2", "unknown option of a layout 'qq'"),
         ("tp=eight", "tp needs a whole number, not 'eight'"),
         ("zero=4", "ZeRO has the stages 0, 1, 2 and 3"),
@@ -86,5 +103,29 @@ def test_precision_and_states(precision: str, optimizer: OptimizerSpec, expected
 
 
 def test_blocks_are_balanced_with_embedding_and_head() -> None:
-    assert balance(8, 4, 1.0, 0.0, 1.5, 3) == (3, 2, 2, 1)
-    assert balance(8, 4, 1.0, 0.0, 1.5, 0) == (1, 3, 2, 2), "a V brings the head back to the first rank"
+    even = (1.0,) * 4
+    assert balance(8, even, 1.0, 0.0, 1.5, 3) == (3, 2, 2, 1)
+    assert balance(8, even, 1.0, 0.0, 1.5, 0) == (1, 3, 2, 2), "a V brings the head back to the first rank"
+    assert balance(9, (2.0, 1.0), 1.0, 0.0, 0.0, 1) == (6, 3), "twice as fast, twice as many"
+
+
+@pytest.mark.parametrize(
+    ("recompute", "mesh", "expected"),
+    [
+        ("always", Mesh(data=4), ("full", None, None)),  # without a pipeline the engine recomputes block by block
+        ("except-last", Mesh(data=4), ("full", 7, None)),
+        ("always", Mesh(tensor=2), ("full", None, 1)),
+        ("except-last", Mesh(pipeline=4), ("full", (8, 8, 8, 0), 1)),
+        ((True, False), Mesh(pipeline=2), ("full", (8, 0), 1)),
+        ((False, False), Mesh(pipeline=2), ("none", None, None)),
+        ("attention", Mesh(data=4), ("selective", None, None)),
+        (("h.1:attention",), Mesh(data=4), ("selective", None, None)),
+        (("h.0", "h.1", "h.7"), Mesh(pipeline=2), ("full", (2, 1), None)),
+    ],
+)
+def test_recomputation_of_a_plan(recompute: object, mesh: Mesh, expected: tuple[object, ...]) -> None:
+    plan = Plan(model=ModelSpec(name="hf:x"), batch=16, mesh=mesh, microbatches=4, recompute=recompute)  # type: ignore[arg-type]
+    layout = layout_of(plan, 8)
+    assert (layout.recompute, layout.recompute_layers) == expected[:2]
+    if layout.recompute == "full":
+        assert layout.checkpoint_segments == expected[2]

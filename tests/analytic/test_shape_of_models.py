@@ -41,6 +41,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {**TOKENS, "hidden_size": 32, "n_layer": 3, "n_head": 4},
     "starcoder2": GROUPED,
 }
+# Models whose configurations have other names, or experts in some layers only.
+OTHERS: dict[str, dict[str, Any]] = {
+    "falcon": {**TOKENS, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_hidden_size": 88},
+    "mpt": {**TOKENS, "d_model": 32, "n_heads": 4, "n_layers": 3},
+    "bitnet": GROUPED,
+    "mixtral": {**GROUPED, "num_local_experts": 4},
+    "llama4_text": {
+        **GROUPED,
+        "num_hidden_layers": 5,
+        "head_dim": 8,
+        "intermediate_size_mlp": 64,
+        "num_local_experts": 4,
+        "interleave_moe_layer_step": 2,
+    },
+    "qwen3_moe": {
+        **GROUPED,
+        "num_hidden_layers": 5,
+        "head_dim": 8,
+        "num_experts": 4,
+        "moe_intermediate_size": 24,
+        "decoder_sparse_step": 2,
+    },
+    "ernie4_5_moe": {
+        **GROUPED,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 24,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2,
+        "head_dim": 8,
+    },
+}
 EXACT = {"gpt2": 0.0, "opt": 0.0, "gpt_neo": 0.0}
 
 
@@ -91,6 +123,52 @@ def test_parameters_and_macs(family: str, tmp_path: Path) -> None:
     found = shape.num_layers * macs(builder.block(experts=False)) + macs(builder.head())
     # Rotary embeddings multiply a few numbers beside.
     assert found == pytest.approx(counted_macs(model, 2, 8), rel=EXACT.get(family, 0.01))
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_parameters_of_other_configurations(family: str) -> None:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(family, **OTHERS[family])
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    found = TransformerShape.from_config(config.to_dict(), family).parameters
+    built_size = sum(one.numel() for one in model.parameters() if one.ndim > 1)
+    assert found == pytest.approx(built_size, rel=0.003), "biases of Ernie's router aside"
+
+
+def test_dbrx() -> None:
+    """As its publisher states it: 132 billion parameters, of which a token visits 36."""
+    experts = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
+    config = {
+        "model_type": "dbrx",
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "max_seq_len": 32768,
+        "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8},
+        "ffn_config": experts,
+        "tie_word_embeddings": False,
+    }
+    shape = TransformerShape.from_config(config, "dbrx")
+    assert shape.parameters == pytest.approx(132e9, rel=0.005)
+    assert shape.active_parameters == pytest.approx(36e9, rel=0.02)
+    assert shape.sequence_length == 32768
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "is an encoder-decoder"),
+        ({"model_type": "jamba", "mamba_d_state": 16}, "state-space or recurrent layers"),
+        ({"model_type": "recurrent_gemma", "lru_width": 32}, "state-space or recurrent layers"),
+        ({"model_type": "longcat_flash", "zero_expert_num": 256}, "experts that compute nothing"),
+    ],
+)
+def test_other_models_are_refused(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        TransformerShape.from_config({**GROUPED, **more}, "config.json")
 
 
 def test_layers_that_are_shared() -> None:

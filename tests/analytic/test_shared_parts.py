@@ -28,6 +28,7 @@ OTHER: dict[str, Any] = {
     "layers": (30, 18, 24, 24),
     "message_share": 0.5,
     "message_stall_s": 0.1,
+    "gradient_stall_s": 0.1,
     "optimizer_states": 1,
     "master_weights": False,
     "overlap_gradients": False,

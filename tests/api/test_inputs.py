@@ -1,4 +1,4 @@
-"""The devices that a number means: GPUs first, shared where there are too few, else cores, with a note."""
+"""Inputs of the verbs: devices by number (GPUs first, shared where there are too few, else cores), clusters by name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from stagewright.api.inputs import parse_devices
+from stagewright.api.inputs import load_cluster, parse_devices
 from stagewright.api.progress import Progress
+from stagewright.errors import UsageError
 from stagewright.machine import machine
 
 
@@ -50,3 +51,10 @@ def test_a_machine_without_gpus_uses_cores(monkeypatch: pytest.MonkeyPatch) -> N
     assert notes.lines == [f"torch sees no GPU here: running on {device}"]
     assert parse_devices("cpu:0", notes) == ("cpu:0",)
     assert len(notes.lines) == 1  # named devices need no note
+
+
+def test_a_cluster_of_unknown_hardware_is_no_missing_file() -> None:
+    with pytest.raises(UsageError, match=r"'8xh101': the hardware 'h101' is unknown; known are .*H100"):
+        load_cluster("8xh101")
+    with pytest.raises(UsageError, match=r"there is no cluster file mine\.toml; `stagewright doctor -o"):
+        load_cluster("mine.toml")

@@ -113,12 +113,17 @@ def test_stalled_runs_of_nanotron(tmp_path: Path, benchmark_paths: None) -> None
 
     layouts = (
         *("x2,64,8,16,4,1,8,4", "x2,16,2,32,2,1,8,16", "x2,8,8,2,4,0,1,32", "x3,4,8,1,4,1,2,16"),
-        *("x2,64,32,16,1,1,8,1", "x2,8,8,2,4,1,1,32"),
+        *("x2,64,32,16,1,1,8,1", "x2,32,32,8,1,1,8,1", "x2,8,8,2,4,1,1,32"),
     )
     lines = [NANOTRON.splitlines()[0], *(f"{layout},256,0.0,1000.0,10.0" for layout in layouts)]
     (tmp_path / "nanotron.csv").write_text("\n".join(lines) + "\n")
-    stalled = [row.layout.message_stall_s > 0 for row in published.nanotron(tmp_path / "nanotron.csv")]
-    assert stalled == [True, True, True, True, False, False]
+    layouts_read = [row.layout for row in published.nanotron(tmp_path / "nanotron.csv")]
+    assert [layout.message_stall_s > 0 for layout in layouts_read] == [True] * 4 + [False] * 3
+    assert [layout.gradient_stall_s for layout in layouts_read] == [0.0] * 4 + [0.56, 0.0, 0.0]
+    for layout in layouts_read:
+        healthy = published.without_stall(layout)
+        assert healthy.message_stall_s == healthy.gradient_stall_s == 0.0
+        assert published.with_stall(healthy) != healthy
 
 
 def test_memory_tells_whether_messages_stall(tmp_path: Path, benchmark_paths: None) -> None:

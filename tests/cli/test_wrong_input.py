@@ -28,7 +28,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     for name in ("compare", "train"):
         monkeypatch.setattr(f"stagewright.cli.running.{name}.start_fork_server", lambda: None)
     monkeypatch.setattr(copies, "_ensure_running", lambda: pytest.fail("a process was started"))
-    monkeypatch.setattr(launch, "Agent", lambda *args, **keys: pytest.fail("a worker was started"))
+    monkeypatch.setattr(launch, "Supervisor", lambda *args, **keys: pytest.fail("a worker was started"))
     for module in ("cli.options", "cluster.device", "engine.worker.worker"):
         monkeypatch.setattr(f"stagewright.{module}.pin_process", lambda device: False)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])

@@ -14,6 +14,8 @@ from stagewright.errors import UnknownName, UsageError
 from stagewright.exporters.catalog import EXPORTERS, export_plan
 from stagewright.exporters.config import ExportInput
 from stagewright.exporters.megatron import layout
+from stagewright.spec.optimizers import OPTIMIZERS
+from stagewright.spec.plan import OptimizerSpec
 
 LLAMA = (
     ("model.embed_tokens", "model.rotary_emb", "model.layers.0"),
@@ -173,3 +175,18 @@ def sw_optimizer(name: Any) -> Any:
     from stagewright.spec.plan import OptimizerSpec
 
     return OptimizerSpec(name=name)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron", "deepspeed"])
+def test_every_optimizer_is_exported_or_said_to_be_another(tool: str, name: str) -> None:
+    exported = export_plan(
+        make("data=2", (LLAMA[0] + LLAMA[1],), optimizer=OptimizerSpec(name=name, momentum=0.9)), tool
+    )
+    kept = {"torchtitan": ("adam", "adamw"), "megatron": ("sgd", "adam", "adamw"), "deepspeed": tuple(OPTIMIZERS)}[tool]
+    told = [text for text in exported.omitted if text.startswith("The optimizer is Adam")]
+    assert bool(told) == (name not in kept)
+    if tool == "deepspeed":
+        optimizer = json.loads(exported.files["deepspeed.json"])["optimizer"]
+        assert optimizer["type"] == OPTIMIZERS[name].torch_name
+        assert optimizer["params"].get("momentum") == (0.9 if name in ("sgd", "rmsprop") else None)

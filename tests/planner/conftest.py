@@ -10,7 +10,8 @@ import numpy as np
 
 from made_profiles import profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
-from stagewright.planner.costs.measure import ModelCosts, plan_microbatch_sizes
+from stagewright.planner.costs.measure import ModelCosts
+from stagewright.planner.costs.source import plan_costs_of
 from stagewright.planner.forecast import PreparedPlan, prepare_plan
 from stagewright.profiler.profile import Amount, Time, UnitProfile
 from stagewright.simulator.costs.overheads import ModelOverheads
@@ -70,9 +71,7 @@ class MadeSource:
 
     def prepared(self, plan: Plan, cluster: Cluster, **more: Any) -> PreparedPlan:
         """A plan over this model, with what its forecast needs."""
-        return prepare_plan(
-            plan, self.model(max(plan_microbatch_sizes(plan)), plan.mesh.tensor), cluster, source=self, **more
-        )
+        return prepare_plan(plan, plan_costs_of(self, plan), cluster, source=self, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

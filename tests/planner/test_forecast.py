@@ -11,6 +11,8 @@ from made_profiles import equal_units
 from stagewright.cluster.cluster import FREE, Cluster, DeviceGroup
 from stagewright.errors import UsageError
 from stagewright.planner.forecast import prepare_plan
+from stagewright.simulator.costs.plan_costs import PlanCosts
+from stagewright.simulator.simulate import predict
 from stagewright.spec.plan import Mesh
 
 SOURCE = MadeSource(units=random_units(8, 0), tensors=(1, 2))
@@ -78,3 +80,33 @@ def test_a_change_alone_is_changed() -> None:
     other = prepared.changed(plan=replace(prepared.plan, schedule="gpipe"))
     assert other.cluster == prepared.cluster
     assert other.plan.cuts == prepared.plan.cuts
+
+
+def test_a_tensor_degree_for_each_stage() -> None:
+    """Each stage costs what it does where all have its degree; what crosses is sent to each worker behind the cut."""
+    source = MadeSource(units=random_units(6, 3), tensors=(1, 2))
+    base = plan_of(microbatches=4, cuts=("u2",))
+    cluster = cluster_of(4)
+
+    def costs_of(mesh: str) -> PlanCosts:
+        return source.prepared(replace(base, mesh=Mesh.parse(mesh)), cluster).costs
+
+    mixed = costs_of("tensor=2:1")
+    assert [replace(stage, copies=(1, 1)) for stage in mixed.stages] == [
+        costs_of("tensor=2,pipeline=2").stages[0],
+        costs_of("pipeline=2").stages[1],
+    ]
+    assert mixed.stages[0].copies == (1, 2)
+    assert costs_of("tensor=1:2").stages[0].copies == (2, 1)
+    assert mixed.serial_s == costs_of("pipeline=2").serial_s
+    one, three = predict(costs_of("pipeline=2")).links[0], predict(mixed).links[0]
+    assert three.num_bytes == pytest.approx(1.5 * one.num_bytes)
+    tensor = [use for use in predict(mixed).collectives if use.axis == "tensor"]
+    assert [(use.worker, use.num_workers) for use in tensor] == [(0, 2)]
+
+
+def test_cuts_count_all_workers_of_a_stage() -> None:
+    """Of six equal units, two workers get four."""
+    source = MadeSource(units=equal_units(6).units, tensors=(1, 2))
+    plan = plan_of(Mesh.parse("tensor=2:1"), microbatches=4)
+    assert source.prepared(plan, cluster_of(3)).plan.cuts == ("u3",)

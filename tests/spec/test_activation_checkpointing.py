@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.cli.options import parse_recompute
+from stagewright.cli.options import parse_mode_or_units
 from stagewright.errors import UsageError
 from stagewright.spec.activation_checkpointing import (
     block_ends,
@@ -107,6 +107,6 @@ def test_unknown_unit() -> None:
 
 
 def test_option_of_the_command_line() -> None:
-    assert parse_recompute("except-last") == "except-last"
-    assert parse_recompute("vit.layers.0,vit.layers.1") == ("vit.layers.0", "vit.layers.1")
-    assert parse_recompute("table,") == ("table",)
+    assert parse_mode_or_units("except-last") == "except-last"
+    assert parse_mode_or_units("vit.layers.0,vit.layers.1") == ("vit.layers.0", "vit.layers.1")
+    assert parse_mode_or_units("table,") == ("table",)

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from stagewright.engine.jobs.elastic import next_plan
 from stagewright.errors import UsageError
-from stagewright.spec.bubble_bound import bubble_bound
+from stagewright.simulator.bubble_bound import bubble_bound
 from stagewright.spec.plan import Plan
 from stagewright.spec.plan_file import plan_from_table, plan_to_table
 from stagewright.spec.plan_rules import check_plan

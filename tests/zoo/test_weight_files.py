@@ -56,7 +56,7 @@ def test_tied_tensors_are_saved_once(tmp_path: Path) -> None:
     save_file(state, tmp_path / "model.safetensors")
     files = WeightFiles.find(tmp_path, model)
     assert files is not None
-    assert files.places["again.weight"] == files.places["0.weight"]
+    assert files.locations["again.weight"] == files.locations["0.weight"]
 
 
 def test_other_names_or_shapes_are_not_read_singly(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from stagewright.analytic.hardware.devices import Accelerator, accelerator_of
 from stagewright.analytic.hardware.kernels import Kernels
-from stagewright.analytic.hardware.named_cluster import network_of, rank_speeds
+from stagewright.analytic.hardware.named_cluster import network_of, peak_flops, rank_limits, rank_speeds
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory
 from stagewright.analytic.pipeline import shared_parts
@@ -36,6 +36,7 @@ class AnalyticForecast(Displayed):
     memory: tuple[RankMemory, ...]
     """One entry per pipeline rank."""
     memory_limit_bytes: int | None
+    """Memory of the smallest device."""
     parts: dict[str, float]
     """Seconds of the step by cause, on the bottleneck rank."""
     num_devices: int
@@ -45,7 +46,8 @@ class AnalyticForecast(Displayed):
     """Where the kernels' efficiency comes from: measured kernels, measured kernels scaled, or formulas."""
     price_per_hour: float | None = None
     """Cost of all devices for an hour; None: the cluster states no price."""
-
+    rank_limits_bytes: tuple[int | None, ...] = ()
+    """Memory of each pipeline rank's smallest device, where devices differ; (): all have memory_limit_bytes."""
     serial_s: float | None = None
     """Step time of the same batch on one device, whatever its memory; None: not computed."""
 
@@ -87,7 +89,14 @@ class AnalyticForecast(Displayed):
     @property
     def fits(self) -> bool:
         """Whether every rank's peak memory is within its device's."""
-        return self.memory_limit_bytes is None or self.peak_memory_bytes <= self.memory_limit_bytes
+        return not self.ranks_above_limit
+
+    @property
+    def ranks_above_limit(self) -> tuple[int, ...]:
+        """The pipeline ranks whose peak memory is above their devices'."""
+        limits = self.rank_limits_bytes or (self.memory_limit_bytes,) * len(self.memory)
+        pairs = zip(self.memory, limits, strict=True)
+        return tuple(rank.rank for rank, limit in pairs if limit is not None and rank.peak_bytes > limit)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -122,7 +131,7 @@ def forecast_layout(
     """
     check_layout(shape, layout, cluster)
     model = step_model(shape, layout, cluster, device)
-    return forecast_model(model, cluster, layout.batch, memory_limit(cluster))
+    return forecast_model(model, cluster, layout.batch)
 
 
 def forecast_plan(
@@ -135,7 +144,7 @@ def forecast_plan(
 ) -> AnalyticForecast:
     """Forecast a step of a plan that the engine runs; blocks are divided by their times where the plan has no cuts."""
     model = plan_model(plan, shape, cluster, innermost=innermost, device=device)
-    return forecast_model(model, cluster, plan.batch, memory_limit(cluster, plan))
+    return forecast_model(model, cluster, plan.batch, plan)
 
 
 def plan_model(
@@ -150,12 +159,26 @@ def plan_model(
     return model
 
 
-def memory_limit(cluster: Cluster, plan: Plan | None = None) -> int | None:
-    """Return the memory of the smallest device, or less where a plan states less."""
-    limits = [group.memory_bytes for group in cluster.devices if group.memory_bytes is not None]
-    if plan is not None and plan.memory_bytes is not None:
-        limits.append(plan.memory_bytes)
-    return min(limits, default=None)
+def memory_limits(
+    cluster: Cluster, layout: Layout, plan: Plan | None = None
+) -> tuple[int | None, tuple[int | None, ...]]:
+    """Return the memory of the smallest device, and of each pipeline rank's where they differ, or a plan's."""
+    stated = None if plan is None else plan.memory_bytes
+    smallest = _smaller(stated, *(group.memory_bytes for group in cluster.devices))
+    return smallest, tuple(_smaller(stated, limit) for limit in rank_limits(cluster, layout))
+
+
+def _smaller(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def fits(model: StepModel, cluster: Cluster, plan: Plan) -> bool:
+    """Whether every rank's peak memory is within its devices'; much faster than a forecast."""
+    smallest, by_rank = memory_limits(cluster, model.layout, plan)
+    if by_rank:
+        pairs = zip(model.memory(), by_rank, strict=True)
+        return all(limit is None or rank.peak_bytes <= limit for rank, limit in pairs)
+    return smallest is None or model.peak_memory_bytes() <= smallest
 
 
 def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> None:
@@ -172,6 +195,16 @@ def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> N
         raise UsageError(f"layers = {layout.layers} has {sum(layout.layers)} blocks, but the model {shape.num_layers}")
     if layout.expert > 1 and shape.experts is None:
         raise UsageError(f"the layout has {layout.expert} expert parallel ranks, but the model has no experts")
+    if shape.experts is not None and shape.experts.num_experts % layout.expert:
+        raise UsageError(
+            f"{layout.expert} expert parallel ranks do not divide the model's {shape.experts.num_experts} experts"
+        )
+    if shape.num_heads % layout.tensor:
+        raise UsageError(f"{layout.tensor} tensor parallel ranks do not divide the model's {shape.num_heads} heads")
+    if shape.sequence_length % layout.context:
+        raise UsageError(
+            f"{layout.context} context parallel ranks do not divide a sequence of {shape.sequence_length} tokens"
+        )
 
 
 def step_model(
@@ -192,28 +225,33 @@ def step_model(
 
 
 def forecast_model(
-    model: StepModel, cluster: Cluster, batch: int, limit_bytes: int | None, serial_s: float | None = None
+    model: StepModel, cluster: Cluster, batch: int, plan: Plan | None = None, serial_s: float | None = None
 ) -> AnalyticForecast:
     """Return the forecast of a step's model.
 
     Args:
         model: The step's model.
-        cluster: Devices, for their price.
+        cluster: Devices, for their price and memory.
         batch: Global batch in samples.
-        limit_bytes: Memory of a device.
+        plan: The plan, which may state a limit of memory.
         serial_s: Step time on one device, where it is known.
     """
     shape, layout, device = model.shape, model.layout, model.kernels.device
     step_s, parts = model.step()
     tokens = batch * shape.sequence_length
-    peak = device.flops(layout.precision) * layout.num_devices
+    if len(cluster.devices) == 1:
+        peak = device.flops(layout.precision) * layout.num_devices
+    else:
+        peak = peak_flops(cluster, layout.num_devices, layout.precision)
+    smallest, by_rank = memory_limits(cluster, layout, plan)
     return AnalyticForecast(
         step_s=step_s,
         batch=batch,
         tokens_per_s=tokens / step_s,
         mfu=shape.model_flops_per_token * tokens / step_s / peak,
         memory=model.memory(),
-        memory_limit_bytes=limit_bytes,
+        memory_limit_bytes=smallest,
+        rank_limits_bytes=by_rank,
         parts=parts,
         num_devices=layout.num_devices,
         spread=_spread(device, layout, parts, step_s, hosts=layout.num_devices > model.network.devices_per_host),

@@ -3,7 +3,7 @@
 Wider than a `Plan`, which says what the engine here runs: a layout also states what other training systems do
 (sequence, context and expert parallelism, ZeRO-1 and 2, selective recomputation, rank order). Text form:
 
-    tp=8,pp=8,vp=3,mbs=1,m=64,sp,recompute=selective
+    tp=8,pp=8,vp=3,mbs=1,m=64,sp,recompute=selective,order=tp-cp-dp-pp,layers=13-12-12-12-12-12-12-11
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _SHORT = {
     "m": "microbatches",
     "sp": "sequence_parallel",
 }
+_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,8 @@ class Layout:
     """Whether ZeRO-3 gathers parameters once per step and reduces gradients at its end, not in each micro-batch."""
     recompute: RecomputeMode = "none"
     """Activation checkpointing: none, attention only, or whole blocks."""
-    recompute_layers: int | None = None
-    """Blocks of each rank that are checkpointed with `recompute = "full"`; None: all."""
+    recompute_layers: int | tuple[int, ...] | None = None
+    """Blocks of each rank that `recompute = "full"` checkpoints, one number for all or for each; None: all."""
     attention: Literal["flash", "unfused"] = "flash"
     precision: Precision = "bfloat16"
     """Data type of activations and of matrix products."""
@@ -93,6 +94,8 @@ class Layout:
     """Blocks of each pipeline rank; (): as equal as possible."""
     message_stall_s: float = 0.0
     """Measured extra time of each point-to-point message between pipeline ranks; 0 on a healthy network."""
+    gradient_stall_s: float = 0.0
+    """Measured extra time of a step's gradient collectives; 0 on a healthy network."""
     stack: StackName = "megatron"
     """Training system, whose host time and memory habits apply."""
 
@@ -110,11 +113,17 @@ class Layout:
                 f"layout: {self.expert} expert parallel ranks do not divide the {self.data * self.context} data "
                 "parallel ranks that they are taken from"
             )
-        missing = {"tensor", "context", "data", "pipeline"} - set(self.order)
+        missing = set(AXIS_ORDER) - set(self.order)
         if missing:
             raise UsageError(f"layout: order lacks {', '.join(sorted(missing))}")
+        if len(self.order) != len(set(self.order)):
+            raise UsageError(f"layout: order = {'-'.join(self.order)} names an axis twice")
         if self.layers and len(self.layers) != self.pipeline:
             raise UsageError(f"layout: layers states {len(self.layers)} ranks, but pipeline = {self.pipeline}")
+        if isinstance(self.recompute_layers, tuple) and len(self.recompute_layers) != self.pipeline:
+            raise UsageError(
+                f"layout: recompute_layers states {len(self.recompute_layers)} ranks, but pipeline = {self.pipeline}"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -156,17 +165,30 @@ class Layout:
         """Return the number of blocks of each pipeline rank."""
         return self.layers or _equal_blocks(num_layers, self.pipeline)
 
+    def checkpointed(self, rank: int, blocks: int) -> int:
+        """Return how many of a rank's blocks `recompute = "full"` recomputes."""
+        count = self.recompute_layers
+        if isinstance(count, tuple):
+            count = count[rank]
+        return blocks if count is None else min(blocks, count)
+
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Parse `tp=8,pp=8,vp=3,mbs=1,m=64,sp,recompute=selective`."""
+        """Parse `tp=8,pp=8,vp=3,mbs=1,m=64,sp,recompute=selective`; `order` and `layers` are joined by hyphens."""
         known = cls.__dataclass_fields__
         values: dict[str, Any] = {}
         for part in text.split(","):
             word, equals, value = (piece.strip() for piece in part.partition("="))
             name = _SHORT.get(word, word)
-            if name not in known or name in ("order", "layers"):
+            if name not in known:
                 raise UnknownName("option of a layout", word, [*_SHORT, *known])
-            if known[name].type == "bool":
+            if name in values:
+                raise UsageError(f"{text!r} states {name} twice")
+            if name == "order":
+                values[name] = _parse_order(text, value)
+            elif name == "layers" or (name == "recompute_layers" and "-" in value):
+                values[name] = tuple(_whole(text, word, count) for count in value.split("-"))
+            elif known[name].type == "bool":
                 if value not in ("", "true", "false"):
                     raise UsageError(f"{text!r}: {word} is true or false, not {value!r}")
                 values[name] = value != "false"
@@ -175,18 +197,34 @@ class Layout:
                     values[name] = float(value)
                 except ValueError:
                     raise UsageError(f"{text!r}: {word} needs a number, not {value!r}") from None
-            elif known[name].type in ("int", "int | None"):
-                if not (value.isascii() and value.isdigit()):
-                    raise UsageError(f"{text!r}: {word} needs a whole number, not {value!r}")
-                values[name] = int(value)
+            elif known[name].type in ("int", "int | None", "int | tuple[int, ...] | None"):
+                values[name] = _whole(text, word, value)
             else:
                 if not equals:
                     raise UsageError(f"{text!r}: {word} needs a value")
-                values[name] = value
+                values[name] = _PRECISIONS.get(value, value) if name == "precision" else value
         for name, choices in _CHOICES.items():
             if name in values and values[name] not in choices:
                 raise UnknownName(name, values[name], choices)
         return cls(**values)
+
+
+def _whole(text: str, word: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()):
+        raise UsageError(f"{text!r}: {word} needs a whole number, not {value!r}")
+    return int(value)
+
+
+def _parse_order(text: str, value: str) -> tuple[LayoutAxis, ...]:
+    """Parse axes from innermost to outermost; context, which few layouts have, may be left out."""
+    axes: dict[str, LayoutAxis] = {axis: axis for axis in AXIS_ORDER}
+    found: list[LayoutAxis] = []
+    for word in value.split("-"):
+        name = _SHORT.get(word, word)
+        if name not in axes:
+            raise UnknownName("axis", word, [*AXIS_ORDER, "tp", "cp", "dp", "pp"], hint=f"in {text!r}")
+        found.append(axes[name])
+    return (*found, "context") if "context" not in found else tuple(found)
 
 
 @cache

@@ -110,8 +110,7 @@ def moe_blocks(shape: TransformerShape, layout: Layout, rank: int) -> int:
         return 0
     counts = layout.blocks(shape.num_layers)
     before = sum(counts[:rank])
-    dense = min(counts[rank], max(0, shape.experts.dense_layers - before))
-    return counts[rank] - dense
+    return shape.experts.layers_before(before + counts[rank]) - shape.experts.layers_before(before)
 
 
 def block_saved_bytes(operators: tuple[Operator, ...], shape: TransformerShape, layout: Layout, *, full: bool) -> float:

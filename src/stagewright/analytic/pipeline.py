@@ -19,7 +19,7 @@ from stagewright.analytic.block import Operator
 from stagewright.analytic.hardware.collectives import Network
 from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
-from stagewright.analytic.shape import TransformerShape
+from stagewright.analytic.shape import Experts, TransformerShape
 from stagewright.schedules.rules import SCHEDULES
 
 
@@ -95,7 +95,15 @@ Part: TypeAlias = Literal["dense", "experts", "embedding", "head"]
 # What changes the time of a whole step or its memory, but no operator and no collective of a block.
 APART = frozenset(
     {"schedule", "virtual", "zero", "shards", "gather_once", "recompute", "recompute_layers", "checkpoint_segments"}
-    | {"layers", "message_share", "message_stall_s", "optimizer_states", "master_weights", "overlap_gradients"}
+    | {
+        "layers",
+        "message_share",
+        "message_stall_s",
+        "gradient_stall_s",
+        "optimizer_states",
+        "master_weights",
+        "overlap_gradients",
+    }
 )
 _BLOCK_FIELDS = attrgetter(*(name for name in Layout.__dataclass_fields__ if name not in APART))
 _MAX_SHARED = 2048
@@ -151,22 +159,27 @@ def in_flight(layout: Layout, rank: int) -> float:
 
 @lru_cache(maxsize=1024)
 def distinct_ranks(
-    counts: tuple[int, ...], dense_layers: int | None, head_rank: int, speeds: tuple[float, ...]
+    counts: tuple[int, ...],
+    checkpointed: tuple[int, ...],
+    experts: Experts | None,
+    head_rank: int,
+    speeds: tuple[float, ...],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return ranks whose times differ, and for each rank the index of the one that it equals.
 
     Args:
         counts: Blocks of each rank.
-        dense_layers: Blocks without experts, which come first; None: all.
+        checkpointed: Blocks of each rank that are recomputed.
+        experts: Experts of the model, which not all blocks have; None: a dense model.
         head_rank: Rank with the head.
         speeds: Relative speed of each rank's devices; (): all alike.
     """
-    seen: dict[tuple[int, int, int, float], tuple[int, int]] = {}
+    seen: dict[tuple[int, int, int, int, float], tuple[int, int]] = {}
     like, before = [], 0
     for rank, blocks in enumerate(counts):
-        dense = blocks if dense_layers is None else min(blocks, max(0, dense_layers - before))
+        moe = 0 if experts is None else experts.layers_before(before + blocks) - experts.layers_before(before)
         place = (rank == 0) + 2 * (rank == head_rank)
-        kind = (blocks, dense, place, speeds[rank] if speeds else 1.0)
+        kind = (blocks, moe, checkpointed[rank], place, speeds[rank] if speeds else 1.0)
         like.append(seen.setdefault(kind, (len(seen), rank))[0])
         before += blocks
     return tuple(rank for _, rank in seen.values()), tuple(like)

@@ -15,12 +15,17 @@ from stagewright.errors import UsageError
 # Families with gated feed-forward layers, regardless of the activation's name.
 _GATED = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3",
-    "deepseek_v2", "deepseek_v3", "olmo", "olmo2", "olmoe",
+    "deepseek_v2", "deepseek_v3", "olmo", "olmo2", "olmoe", "bitnet", "vaultgemma", "dbrx",
 )  # fmt: skip
 # Families with tied embeddings unless the configuration says otherwise.
-_TIED = ("gpt2", "bert", "t5", "opt", "gemma", "gemma2", "gemma3_text", "gpt_neo", "bloom", "starcoder2", "cohere")
-# Families with rotary position embeddings are the gated ones and these.
-_ROTARY = ("gpt_neox", "gptj", "starcoder2", "cohere", "falcon", "phi", "stablelm")
+_TIED = (
+    "gpt2", "bert", "t5", "opt", "gemma", "gemma2", "gemma3_text", "gpt_neo", "bloom", "starcoder2", "cohere",
+    "falcon", "gpt_bigcode", "mpt", "vaultgemma",
+)  # fmt: skip
+# Families without a table of positions are the gated ones and these.
+_ROTARY = ("gpt_neox", "gptj", "starcoder2", "cohere", "falcon", "phi", "stablelm", "mpt")
+# Keys of models with layers that are neither attention nor feed-forward.
+_STATE_SPACE = ("mamba_d_state", "mamba_num_heads", "ssm_state_size", "state_size", "ssm_cfg", "lru_width")
 # Families whose configuration classes apply dropout where the file does not say.
 _DROPOUT = {("gpt2", "resid_pdrop"): 0.1, ("opt", "dropout"): 0.1, ("bert", "hidden_dropout_prob"): 0.1}
 
@@ -39,6 +44,16 @@ class Experts:
     """Feed-forward size of the experts that every token visits."""
     dense_layers: int = 0
     """Leading layers without experts."""
+    every: int = 1
+    """Of the other layers, every n-th has experts."""
+
+    def layers_before(self, end: int) -> int:
+        """Return how many of the first layers have experts.
+
+        >>> Experts(num_experts=8, top_k=1, feed_forward=64, every=2).layers_before(5)
+        2
+        """
+        return max(0, end // self.every - self.dense_layers // self.every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +125,7 @@ class TransformerShape:
     @property
     def num_moe_layers(self) -> int:
         """Layers with experts."""
-        return 0 if self.experts is None else self.num_layers - min(self.num_layers, self.experts.dense_layers)
+        return 0 if self.experts is None else self.experts.layers_before(self.num_layers)
 
     @property
     def attention_parameters(self) -> int:
@@ -184,7 +199,8 @@ class TransformerShape:
     @classmethod
     def from_config(cls, config: dict[str, Any], where: str, length: int | None = None) -> TransformerShape:
         """Read a Hugging Face configuration."""
-        config = config.get("text_config", config)
+        config = _flat(config.get("text_config", config))
+        _refuse_other_models(config, where)
 
         def number(*names: str) -> int:
             for name in names:
@@ -192,11 +208,16 @@ class TransformerShape:
                     return int(config[name])
             raise UsageError(f"{where} has none of {', '.join(names)}, so it is not a transformer configuration")
 
-        width, heads = number("hidden_size", "n_embd", "d_model"), number("num_attention_heads", "n_head", "num_heads")
-        inner = config.get("intermediate_size") or config.get("n_inner") or config.get("ffn_dim") or 4 * width
+        width, heads = (
+            number("hidden_size", "n_embd", "d_model"),
+            number("num_attention_heads", "n_head", "num_heads", "n_heads"),
+        )
         kind = str(config.get("model_type", ""))
+        names = ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
+        inner = next((int(config[name]) for name in names if isinstance(config.get(name), int)), 4 * width)
         gated = kind in _GATED or "silu" in str(config.get("hidden_act", ""))
-        longest = config.get("max_position_embeddings") or config.get("n_positions") or config.get("n_ctx") or 2048
+        lengths = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
+        longest = next((config[name] for name in lengths if config.get(name)), 2048)
         drops = ("hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "dropout")
         dropout = any(float(config.get(name, _DROPOUT.get((kind, name))) or 0) > 0 for name in drops)
         latent = None
@@ -209,11 +230,11 @@ class TransformerShape:
             )
         head_width = config.get("qk_nope_head_dim") if latent is not None else config.get("head_dim")
         return cls(
-            num_layers=number("num_hidden_layers", "n_layer", "num_layers"),
+            num_layers=number("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
             width=width,
             num_heads=heads,
-            num_key_heads=int(config.get("num_key_value_heads") or heads),
-            feed_forward=int(inner),
+            num_key_heads=_key_heads(config, heads),
+            feed_forward=inner,
             num_matrices=3 if gated else 2,
             vocabulary=number("vocab_size"),
             sequence_length=length or int(longest),
@@ -241,19 +262,57 @@ class TransformerShape:
         return cls.from_config(config, str(file), length)
 
 
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the groups in which DBRX and MPT put attention and feed-forward layers."""
+    groups = [config[name] for name in ("attn_config", "ffn_config") if isinstance(config.get(name), dict)]
+    flat = dict(config)
+    for group in groups:
+        flat |= {name: value for name, value in group.items() if name not in config}
+    return flat
+
+
+def _refuse_other_models(config: dict[str, Any], where: str) -> None:
+    """Raise UsageError for models that are not a stack of transformer blocks: their numbers would be read wrongly."""
+    if config.get("is_encoder_decoder"):
+        kind = "an encoder-decoder"
+    elif any(config.get(name) for name in _STATE_SPACE):
+        kind = "a model with state-space or recurrent layers"
+    elif config.get("zero_expert_num"):
+        kind = "a model with experts that compute nothing"
+    else:
+        return
+    raise UsageError(
+        f"{where} is {kind}, but an analytic forecast knows stacks of transformer blocks only: forecast it without "
+        "--analytic"
+    )
+
+
+def _key_heads(config: dict[str, Any], heads: int) -> int:
+    """Return the key/value heads; Falcon and StarCoder state multi-query attention as a flag."""
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        return 1
+    names = ("num_key_value_heads", "num_kv_heads", "kv_n_heads")
+    return next((int(config[name]) for name in names if config.get(name)), heads)
+
+
 def _experts(config: dict[str, Any]) -> Experts | None:
-    """Read the routed experts under the names of Mixtral, Qwen and DeepSeek."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    count = next((int(config[name]) for name in names if isinstance(config.get(name), int)), 0)
-    if count < 2:
+    """Read the routed experts under the names that Mixtral, Qwen, DeepSeek, Llama 4, DBRX and others give them."""
+
+    def number(*names: str) -> int:
+        return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
+
+    count = number("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    if count < 2 or config.get("is_moe") is False:
         return None
-    tops = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
-    inner = int(config.get("moe_intermediate_size") or config.get("intermediate_size") or 0)
-    shared = int(config.get("n_shared_experts") or 0) * inner
+    inner = number("moe_intermediate_size", "intermediate_size", "ffn_hidden_size")
+    shared = number("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+    if config.get("model_type") == "llama4_text":
+        shared = 1
     return Experts(
         num_experts=count,
-        top_k=next((int(config[name]) for name in tops if isinstance(config.get(name), int)), 2),
+        top_k=number("num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_topk", "moe_k") or 2,
         feed_forward=inner,
-        shared_feed_forward=int(config.get("shared_expert_intermediate_size") or shared),
-        dense_layers=int(config.get("first_k_dense_replace") or 0),
+        shared_feed_forward=number("shared_expert_intermediate_size", "shared_intermediate_size") or shared * inner,
+        dense_layers=number("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+        every=number("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval") or 1,
     )

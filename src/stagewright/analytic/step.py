@@ -137,7 +137,14 @@ class StepModel:
             for part in (block, "embedding", "head")
         )
         block_s = sum(passes) + (passes[0] if layout.recompute == "full" else 0.0)
-        layers = balance(self.shape.num_layers, layout.pipeline, block_s, sum(embedding), sum(head), layout.head_rank)
+        layers = balance(
+            self.shape.num_layers,
+            self.devices_speed or (1.0,) * layout.pipeline,
+            block_s,
+            sum(embedding),
+            sum(head),
+            layout.head_rank,
+        )
         return replace(self, layout=replace(layout, layers=layers))
 
     def rank_time(self, rank: int) -> RankTime:
@@ -147,7 +154,7 @@ class StepModel:
         moe = moe_blocks(shape, layout, rank)
         forward, backward = Pass(), Pass()
         recompute_s = 0.0
-        checkpointed = blocks if layout.recompute_layers is None else min(blocks, layout.recompute_layers)
+        checkpointed = layout.checkpointed(rank, blocks)
         for part, count in block_counts(blocks, moe):
             operators = self.part(part)
             ahead = self.part_pass(part, backward=False)
@@ -291,7 +298,7 @@ class StepModel:
         blocks = layout.blocks(shape.num_layers)[rank]
         moe = moe_blocks(shape, layout, rank)
         full = layout.recompute == "full"
-        checkpointed = blocks if layout.recompute_layers is None else min(blocks, layout.recompute_layers)
+        checkpointed = layout.checkpointed(rank, blocks)
         saved = largest = 0.0
         for part, count in block_counts(blocks, moe):
             kept = block_saved_bytes(self.part(part), shape, layout, full=False)
@@ -346,6 +353,8 @@ class StepModel:
             if layout.overlap_gradients:
                 hidden = self.stack.gradient_overlap * times[index].backward_s
                 gradient = max(gradient - hidden, 0.1 * gradient)
+            if layout.data * layout.context > 1:
+                gradient += layout.gradient_stall_s
             optimizer = self.optimizer_s(rank)
             ends.append((gradient + optimizer, gradient, optimizer))
         end, gradient, optimizer = max(ends)
@@ -366,5 +375,6 @@ class StepModel:
     def _distinct_ranks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return ranks whose times differ, and for each rank the index of the one that it equals."""
         layout = self.layout
-        dense = None if self.shape.experts is None else self.shape.experts.dense_layers
-        return distinct_ranks(layout.blocks(self.shape.num_layers), dense, layout.head_rank, self.devices_speed)
+        blocks = layout.blocks(self.shape.num_layers)
+        checkpointed = tuple(layout.checkpointed(rank, count) for rank, count in enumerate(blocks))
+        return distinct_ranks(blocks, checkpointed, self.shape.experts, layout.head_rank, self.devices_speed)

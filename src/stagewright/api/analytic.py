@@ -46,6 +46,11 @@ def forecast_analytic(
         name = layout.model.name if model is None else model
         shape = load_shape(name, sequence_length or layout.model.sequence_length)
         return forecast_plan(layout, shape, where, innermost=innermost, device=device)
+    if innermost != "pipeline":
+        raise UsageError(
+            f"innermost = {innermost} belongs to a plan; a layout states the order of its ranks: order=tp-cp-dp-pp, "
+            "innermost first"
+        )
     if model is None:
         raise UsageError(
             "a layout says nothing of the model: give model, like gpt3-175b or a folder with a config.json"

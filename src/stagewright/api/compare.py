@@ -27,6 +27,14 @@ from stagewright.spec.unequal_devices import first_speeds
 
 DEFAULT_BATCH = 32
 DEFAULT_STRATEGIES = ("serial", "data", "tensor", "pipeline")
+_SCOPES = (
+    ("shard", "data parallelism", "has it: add data to --strategy"),
+    ("zero", "data parallelism", "has it: add data to --strategy"),
+    ("vocab_parallel", "tensor parallelism", "has it: add tensor"),
+    ("sequence_parallel", "tensor parallelism", "has it: add tensor"),
+    ("cuda_graphs", "serial and pipeline plans", "is one: add pipeline"),
+)
+"""Options of a plan that some strategies do not have: name, where it applies, what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +87,7 @@ def compare(
         options: Options of the model (``image_size``, ``sequence_length``, ``weights``, …) and of the plan
             (``schedule``, ``recompute``, ``shard``, ``fsdp_shards``, ``fsdp_gather``, ``zero``, ``vocab_parallel``,
             ``sequence_parallel``, ``codec``, ``optimizer``, ``training``, ``precision``, ``compile``, ``cuda_graphs``,
-            ``optimizer_in_backward``,
-            ``steps``, …).
+            ``optimizer_in_backward``, ``steps``, …).
 
     Example:
         comparison = sw.compare("mlp-mnist", devices=2, strategies="serial,data", batch=256, steps=3)
@@ -90,41 +97,15 @@ def compare(
     about, chosen = split_options(options)
     if isinstance(chosen.get("optimizer"), str):
         chosen["optimizer"] = OptimizerSpec(name=chosen["optimizer"])
-    names = parse_devices(devices, progress)
-    seed = chosen.get("seed", about.get("seed", 0))
-    base = Plan(
-        model=ModelSpec(name=model, **{**about, "seed": seed}), batch=batch, devices=names, **{**chosen, "seed": seed}
-    )
-    return compare_strategies(
-        base,
-        parse_strategies(strategies),
-        microbatches,
-        micro_batch_size=micro_batch_size,
-        rounds=rounds,
-        root=root,
-        hang_s=hang_s,
-        progress=progress,
-    )
-
-
-def compare_strategies(
-    base: Plan,
-    strategies: Sequence[str],
-    microbatches: int,
-    *,
-    micro_batch_size: int | None = None,
-    rounds: int = 1,
-    root: str | Path = "runs",
-    hang_s: float = HANG_S,
-    progress: Progress = SILENT,
-) -> Comparison:
-    """Run a plan under several strategies on its devices."""
+    about["seed"] = chosen["seed"] = chosen.get("seed", about.get("seed", 0))
+    base = Plan(model=ModelSpec(name=model, **about), batch=batch, devices=parse_devices(devices, progress), **chosen)
+    names = parse_strategies(strategies)
     check_root(root)
     if not isinstance(base.speeds, str) and base.speeds and len(base.speeds) != len(base.devices):
         raise UsageError(
             f"--speeds has {len(base.speeds)} for {len(base.devices)} devices: give one for each device, in their order"
         )
-    plans = strategy_plans(base, strategies, len(base.devices), microbatches)
+    plans = strategy_plans(base, names, len(base.devices), microbatches)
     if micro_batch_size is not None:
         plans = [
             replace(plan, microbatches=max(1, -(-plan.batch // (plan.mesh.data * micro_batch_size))))
@@ -138,18 +119,12 @@ def compare_strategies(
     custom_units = base.units not in ("auto", "leaf")
     for plan in [plan for plan in plans if plan.cuts or custom_units or plan.recomputed_units][:1]:
         check_cuts(plan)
-    if len(base.devices) == 1 and len(strategies) > 1:
+    if len(base.devices) == 1 and len(names) > 1:
         progress.note(f"only one device, {base.devices[0]}: the baseline runs alone; use two, like --devices 2")
-    if base.shard and not any(plan.shard for plan in plans):
-        progress.note("--shard applies to data parallelism, and no strategy here has it: add data to --strategy")
-    if base.zero and not any(plan.zero for plan in plans):
-        progress.note("--zero applies to data parallelism, and no strategy here has it: add data to --strategy")
-    if base.vocab_parallel and not any(plan.vocab_parallel for plan in plans):
-        progress.note("--vocab-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
-    if base.sequence_parallel and not any(plan.sequence_parallel for plan in plans):
-        progress.note("--sequence-parallel applies to tensor parallelism, and no strategy here has it: add tensor")
-    if base.cuda_graphs and not any(plan.cuda_graphs for plan in plans):
-        progress.note("--cuda-graphs applies to serial and pipeline plans, and no strategy here is one: add pipeline")
+    for name, scope, missing in _SCOPES:
+        if getattr(base, name) and not any(getattr(plan, name) for plan in plans):
+            option = f"--{name.replace('_', '-')}"
+            progress.note(f"{option} applies to {scope}, and no strategy here {missing}")
 
     def report(plan: Plan, text: str) -> None:
         sharding = sharding_name(plan.shard, plan.zero, plan.fsdp_gather, plan.fsdp_shards)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.analytic.models import load_shape
-from stagewright.api.inputs import check_names, split_options
+from stagewright.api.inputs import check_names, load_cluster, split_options
 from stagewright.api.progress import SILENT, Progress
+from stagewright.cluster.cluster import Cluster
 from stagewright.display import Displayed
 from stagewright.engine.jobs.compare import run_plan
 from stagewright.errors import RunError, UsageError
@@ -61,9 +62,10 @@ class FitResult(Displayed):
 
 def fit(
     model: str,
-    memory: str | int,
+    memory: str | int | None = None,
     *,
-    devices: int = 2,
+    devices: int | None = None,
+    cluster: Cluster | str | Path | None = None,
     what: SizeKind | None = None,
     batch: int = 8,
     microbatches: int = 4,
@@ -80,8 +82,9 @@ def fit(
 
     Args:
         model: A name from ``stagewright models``, or ``package.module:factory``.
-        memory: Memory of each device, like ``"8GiB"``.
-        devices: How many devices.
+        memory: Memory of each device, like ``"8GiB"``; None: that of the cluster's smallest.
+        devices: How many devices; None: all of the cluster's, or 2 without one.
+        cluster: With `analytic`, the devices: a cluster, the path of its file, or a name such as ``8xh100``.
         what: batch, layers or sequence; by default layers where the model's number of layers is free, else batch.
         batch: Global batch, where layers or tokens grow.
         microbatches: Micro-batches of a pipeline.
@@ -98,34 +101,33 @@ def fit(
     Example:
         print(sw.fit("gpt-layers", "1GiB", devices=2, sequence_length=32))
     """
-    if analytic:
-        return _fit_analytic(
-            model, memory, devices, what or "batch", batch, microbatches, schedule, optimizer, check=check, **options
-        )
-    head, _, layers = model.partition(":")
-    entry = catalog.entry(head) if ":" not in model or head in catalog.names() else None
-    has_free_layers = entry is not None and entry.default_layers is not None
+    memory, devices = _limits(memory, devices, cluster, analytic=analytic)
     check_names("size", [what] if what else [], _SIZES)
-    what = what or ("layers" if has_free_layers else "batch")
-    if what == "layers" and not has_free_layers:
-        raise UsageError(f"{model} has a fixed number of layers: use --what batch, or a family such as gpt-layers")
-    if what == "sequence" and (entry is None or "sequence_length" not in entry.options):
-        raise UsageError(f"{model} takes no sequences: use --what batch")
+    check_names("optimizer", [optimizer], OPTIMIZERS)
+    check_names("schedule", [schedule], FIXED_SCHEDULES)
     limit = memory if isinstance(memory, int) else parse_bytes(memory)
     if limit < 1:
         raise UsageError(f"--memory {memory}: nothing fits in no memory; write it like 8GiB")
-    check_names("optimizer", [optimizer], OPTIMIZERS)
-    check_names("schedule", [schedule], FIXED_SCHEDULES)
     about, rest = split_options(options)
     base = Plan(
         model=ModelSpec(name=model, **about),
         batch=batch,
         schedule=schedule,  # type: ignore[arg-type]  # checked above
         optimizer=OptimizerSpec(name=optimizer),
-        steps=1,
-        warmup=0,
         **rest,
     )
+    if analytic:
+        if check:
+            raise UsageError("--check runs the strategy here, but --analytic is for hardware that is not at hand")
+        what = what or "batch"
+        shape = load_shape(model, base.model.sequence_length)
+        now = {"batch": batch, "layers": shape.num_layers, "sequence": shape.sequence_length}[what]
+        memory_model = analytic_memory(what, shape)
+        rows = fit_strategies(base, devices, limit, memory_model, what, now=now, microbatches=microbatches)
+        return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows))
+    base = replace(base, steps=1, warmup=0)
+    head, _, layers = model.partition(":")
+    what = _what_grows(model, what)
 
     def measuring(plan: Plan, size: int) -> AbstractContextManager[Callable[[int, int, str], None]]:
         return progress.task(f"measuring {plan.model.name}, {size} samples")
@@ -145,38 +147,36 @@ def fit(
     return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows), checked=checked)
 
 
-def _fit_analytic(
-    model: str,
-    memory: str | int,
-    devices: int,
-    what: SizeKind,
-    batch: int,
-    microbatches: int,
-    schedule: str,
-    optimizer: str,
-    *,
-    check: bool,
-    **options: Any,
-) -> FitResult:
-    """Find the largest sizes by formulas."""
-    if check:
-        raise UsageError("--check runs the strategy here, but --analytic is for hardware that is not at hand")
-    check_names("size", [what], _SIZES)
-    check_names("optimizer", [optimizer], OPTIMIZERS)
-    check_names("schedule", [schedule], FIXED_SCHEDULES)
-    limit = memory if isinstance(memory, int) else parse_bytes(memory)
-    about, rest = split_options(options)
-    base = Plan(
-        model=ModelSpec(name=model, **about),
-        batch=batch,
-        schedule=schedule,  # type: ignore[arg-type]  # checked above
-        optimizer=OptimizerSpec(name=optimizer),
-        **rest,
-    )
-    shape = load_shape(model, base.model.sequence_length)
-    now = {"batch": batch, "layers": shape.num_layers, "sequence": shape.sequence_length}[what]
-    rows = fit_strategies(base, devices, limit, analytic_memory(what, shape), what, now=now, microbatches=microbatches)
-    return FitResult(model=model, what=what, devices=devices, memory_bytes=limit, rows=tuple(rows))
+def _limits(
+    memory: str | int | None, devices: int | None, cluster: Cluster | str | Path | None, *, analytic: bool
+) -> tuple[str | int, int]:
+    """Return the memory of a device and the number of devices, from a cluster where they are not stated."""
+    where = load_cluster(cluster)
+    if where is not None and not analytic:
+        raise UsageError("--cluster belongs to an analytic fit: add --analytic, or state --memory and --devices")
+    if memory is None and where is not None:
+        memory = min((group.memory_bytes for group in where.devices if group.memory_bytes is not None), default=None)
+    if memory is None:
+        raise UsageError(
+            "how much memory has a device? Give --memory 80GiB, or with --analytic a --cluster like 8xh100 "
+            "(a cluster's file states memory under [[devices]])"
+        )
+    if where is not None and devices is not None and devices > where.num_devices:
+        raise UsageError(f"--devices {devices}: the cluster has {where.num_devices}")
+    return memory, devices or (2 if where is None else where.num_devices)
+
+
+def _what_grows(model: str, what: SizeKind | None) -> SizeKind:
+    """Return what grows, by default layers where their number is free; refuse what the model does not have."""
+    head = model.partition(":")[0]
+    entry = catalog.entry(head) if ":" not in model or head in catalog.names() else None
+    has_free_layers = entry is not None and entry.default_layers is not None
+    what = what or ("layers" if has_free_layers else "batch")
+    if what == "layers" and not has_free_layers:
+        raise UsageError(f"{model} has a fixed number of layers: use --what batch, or a family such as gpt-layers")
+    if what == "sequence" and (entry is None or "sequence_length" not in entry.options):
+        raise UsageError(f"{model} takes no sequences: use --what batch")
+    return what
 
 
 def _run(rows: list[StrategyFit], limit: int, root: str | Path, progress: Progress) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from stagewright.analytic.forecast import AnalyticForecast
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.shape import TransformerShape
 from stagewright.api.analytic import forecast_analytic
-from stagewright.api.inputs import check_names, load_cluster, load_plan
+from stagewright.api.inputs import check_names, load_cluster, load_plan, pop_fields
 from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
 from stagewright.cluster.device import Device
@@ -253,12 +253,8 @@ def explain_target(
 
 def _options(options: dict[str, Any]) -> tuple[WhatIf, Measuring]:
     """Split keyword arguments into what to change and how to measure."""
-    changes, measures = WhatIf.__dataclass_fields__, Measuring.__dataclass_fields__
-    check_names("option", options, [*changes, *measures])
-    return (
-        WhatIf(**{name: value for name, value in options.items() if name in changes}),
-        Measuring(**{name: value for name, value in options.items() if name in measures}),
-    )
+    check_names("option", options, [*WhatIf.__dataclass_fields__, *Measuring.__dataclass_fields__])
+    return pop_fields(WhatIf, options), pop_fields(Measuring, options)
 
 
 def search_order(plan: Plan, progress: Progress) -> Plan:

@@ -6,17 +6,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from stagewright.analytic.hardware.named_cluster import is_cluster_name, named_cluster
 from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
 from stagewright.cluster.device import Device
 from stagewright.cluster.file import read_cluster
-from stagewright.errors import UnknownName, UsageError
+from stagewright.errors import UsageError
 from stagewright.spec.plan import ModelSpec, Plan
 from stagewright.spec.plan_file import read_plan
+from stagewright.spec.plan_rules import check_choice
 from stagewright.spec.strategy import STRATEGIES, strategy_name
+
+Options = TypeVar("Options")
 
 _MODEL_FIELDS = tuple(field.name for field in fields(ModelSpec) if field.name != "name")
 
@@ -33,8 +36,8 @@ def parse_devices(devices: int | str | Sequence[str], progress: Progress = SILEN
         from stagewright.machine.machine import default_devices, describe_choice
 
         chosen = default_devices(int(text))
-        if (told := describe_choice(chosen)) is not None:
-            progress.note(told)
+        if (remark := describe_choice(chosen)) is not None:
+            progress.note(remark)
         return chosen
     names = tuple(name.strip() for name in re.split(r"[;,]\s*(?=cpu|cuda)", text))
     for name in names:
@@ -61,8 +64,13 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Refuse a name that is not known; the error offers the nearest one."""
     known = list(known)
     for name in names:
-        if name not in known:
-            raise UnknownName(kind, name, known)
+        check_choice(kind, name, known)
+
+
+def pop_fields(cls: type[Options], options: dict[str, Any]) -> Options:
+    """Build a dataclass from the options that are its fields, and remove them."""
+    names = [field.name for field in fields(cls) if field.name in options]  # type: ignore[arg-type]
+    return cls(**{name: options.pop(name) for name in names})
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from stagewright.analytic.hardware.devices import efficient_device
 from stagewright.analytic.models import load_shape
 from stagewright.api.forecast import Measuring
-from stagewright.api.inputs import check_names, load_cluster, split_options
+from stagewright.api.inputs import check_names, load_cluster, pop_fields, split_options
 from stagewright.api.progress import SILENT, Progress
 from stagewright.cluster.cluster import Cluster
 from stagewright.codecs.registry import check_codec
@@ -148,9 +148,7 @@ def plan(
         print(result)
         result.write("plan.toml")
     """
-    spaces, measures = SearchSpace.__dataclass_fields__, Measuring.__dataclass_fields__
-    space = {name: options.pop(name) for name in list(options) if name in spaces}
-    measuring = {name: options.pop(name) for name in list(options) if name in measures}
+    space, measuring = pop_fields(SearchSpace, options), pop_fields(Measuring, options)
     about, rest = split_options(options)
     check_names("optimizer", [optimizer], OPTIMIZERS)
     check_names("precision", [precision], PRECISIONS)
@@ -161,43 +159,24 @@ def plan(
         optimizer=OptimizerSpec(name=optimizer),
         **rest,
     )
-    return search_plans(
-        base,
-        load_cluster(cluster),
-        SearchSpace(**space),
-        Measuring(**measuring),
-        verify_in=root if verify else None,
-        progress=progress,
-    )
-
-
-def search_plans(
-    base: Plan,
-    cluster: Cluster | None,
-    space: SearchSpace,
-    measuring: Measuring,
-    *,
-    verify_in: str | Path | None = None,
-    progress: Progress = SILENT,
-) -> PlanResult:
-    """Search for the best plans; with `verify_in` also run them, with their run folders there."""
+    where = load_cluster(cluster)
     space.check()
     check_names("axis", [measuring.innermost], AXES)
     if space.analytic:
-        if cluster is None:
+        if where is None:
             raise UsageError("--analytic needs the hardware: give --cluster, like 8xh100 or a cluster file")
-        if verify_in is not None:
+        if verify:
             raise UsageError("--verify runs plans here, but --analytic is for hardware that is not at hand")
-        run, source = _analytic_search(base, cluster, space, measuring), None
+        run, source = _analytic_search(base, where, space, measuring), None
     else:
-        run, source, cluster = _measured_search(base, cluster, space, measuring, verify_in is not None, progress)
+        run, source, where = _measured_search(base, where, space, measuring, verify, progress)
     gc.freeze()  # a search makes many objects; the collector need not scan the imported modules each time
-    result = merge_by_price(run, cluster, space.top) if space.price else run(cluster.num_devices)
+    result = merge_by_price(run, where, space.top) if space.price else run(where.num_devices)
     verified = None
-    if verify_in is not None:
-        verified = run_best(result.best, verify_in, cache=measuring.cache_folder, progress=progress.note)
+    if verify:
+        verified = run_best(result.best, root, cache=measuring.cache_folder, progress=progress.note)
     notes = () if source is None else _profile_notes(result.best[0].plan, source)
-    return PlanResult(base=base, cluster=cluster, search=result, verified=verified, notes=notes)
+    return PlanResult(base=base, cluster=where, search=result, verified=verified, notes=notes)
 
 
 def _analytic_search(base: Plan, cluster: Cluster, space: SearchSpace, measuring: Measuring) -> Search:

@@ -147,7 +147,7 @@ def train(
     _check(plans, data_dir)
     weights_folder, tokenizer = _check_folders(save_weights, tokenizer)
     ordered = search_order(plans[0], progress)  # the plans differ in their seeds
-    plans = [replace(ordered, seed=one.seed, model=one.model) for one in plans]
+    plans = [replace(ordered, seed=plan.seed, model=plan.model) for plan in plans]
     begun = _checkpoints(plans, root, resume=resume, start=start)
     runs: list[RunResult] = []
     for seeded, checkpoint in zip(plans, begun, strict=True):

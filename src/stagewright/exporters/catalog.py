@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stagewright.errors import UnknownName
+from stagewright.errors import UnknownName, UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput
 from stagewright.exporters.data_parallel import export_accelerate, export_deepspeed
 from stagewright.exporters.megatron import export_megatron
@@ -31,4 +31,8 @@ def export_plan(source: ExportInput, tool: str) -> ExportedConfig:
     """Return a plan as the configuration of a tool."""
     if tool not in EXPORTERS:
         raise UnknownName("tool to export to", tool, EXPORTERS)
+    if source.plan.mesh.tensor_degrees and tool != "torchrun":
+        raise UsageError(
+            f"{source.plan.mesh} has a tensor degree for each stage, which {tool} can't express: use --export torchrun"
+        )
     return EXPORTERS[tool](source)

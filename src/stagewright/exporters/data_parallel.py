@@ -6,6 +6,7 @@ import json
 
 from stagewright.errors import UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
+from stagewright.spec.optimizers import OPTIMIZERS
 
 _WHOLE_SEQUENCE = "Sequences are not divided: sequence_parallel = true has no counterpart."
 
@@ -64,13 +65,14 @@ def export_deepspeed(source: ExportInput) -> ExportedConfig:
     _refuse_pipeline(source, "DeepSpeed's JSON")
     optimizer = plan.optimizer
     parameters: dict[str, object] = {"lr": optimizer.learning_rate, "weight_decay": optimizer.weight_decay}
-    if optimizer.name == "sgd":
+    rule = OPTIMIZERS[optimizer.name]
+    if rule.has_momentum:
         parameters["momentum"] = optimizer.momentum
     config: dict[str, object] = {
         "train_batch_size": plan.batch,
         "train_micro_batch_size_per_gpu": source.microbatch_size,
         "gradient_accumulation_steps": plan.microbatches,
-        "optimizer": {"type": {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[optimizer.name], "params": parameters},
+        "optimizer": {"type": rule.torch_name, "params": parameters},
         "zero_optimization": {"stage": 3 if plan.shard else plan.zero},
         "bf16": {"enabled": plan.precision in ("bf16", "bf16-mixed")},
         "fp16": {"enabled": plan.precision == "fp16-mixed"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from stagewright.errors import UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
+from stagewright.spec.optimizers import OPTIMIZERS
 
 
 def export_megatron(source: ExportInput) -> ExportedConfig:
@@ -31,6 +32,9 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
     flags = {"float32": [], "fp16-mixed": ["fp16"]}.get(plan.precision, ["bf16"])
     flags += ["sequence-parallel"] if plan.sequence_parallel else []
     omitted = common_omissions(plan)
+    optimizer_name = OPTIMIZERS[plan.optimizer.name].torch_name
+    if optimizer_name not in ("SGD", "Adam", "AdamW"):
+        omitted.append(f"The optimizer is Adam: Megatron-LM has no {optimizer_name}.")
     layers = source.layers
     arguments["num-layers"] = sum(map(len, layers))
     if mesh.pipeline > 1:

@@ -8,6 +8,7 @@ from stagewright.errors import UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
 from stagewright.files.toml_table import to_toml
 from stagewright.schedules.action_order import SEARCHED
+from stagewright.spec.optimizers import OPTIMIZERS
 from stagewright.spec.plan import Plan
 from stagewright.spec.searched_order import require_order
 
@@ -85,10 +86,11 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
     if isinstance(plan.recompute, tuple) or plan.recompute == "except-last":
         omitted.append("Activation checkpointing is on for all blocks: torchtitan has no setting for each stage.")
     optimizer: dict[str, object] = {"lr": plan.optimizer.learning_rate, "weight_decay": plan.optimizer.weight_decay}
-    if plan.optimizer.name == "sgd":
-        omitted.append("The optimizer is AdamW: torchtitan has no SGD.")
+    optimizer_name = OPTIMIZERS[plan.optimizer.name].torch_name
+    if optimizer_name in ("Adam", "AdamW"):
+        optimizer = {"name": optimizer_name, **optimizer}
     else:
-        optimizer = {"name": {"adam": "Adam", "adamw": "AdamW"}[plan.optimizer.name], **optimizer}
+        omitted.append(f"The optimizer is AdamW: torchtitan has no {optimizer_name}.")
     table = {
         "job": {"description": f"{plan.model.name}, {mesh}"},
         "training": training,

@@ -106,10 +106,14 @@ def _reach(chain: Chain, bound: int) -> list[tuple[int, int]] | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ranges:
     stage: int
-    low: int  # first boundary where the stage can end
-    ends: Integers  # low, low + 1, …
-    width: int  # largest number of units in the stage
-    usable: npt.NDArray[np.bool_]  # [row, column]: may it hold ends[row] - width + column … ends[row] - 1?
+    low: int
+    """The first boundary where the stage can end."""
+    ends: Integers
+    """low, low + 1, …"""
+    width: int
+    """The largest number of units in the stage."""
+    usable: npt.NDArray[np.bool_]
+    """[row, column]: whether it may hold ends[row] - width + column … ends[row] - 1."""
 
     def before(self, values: npt.NDArray[Number], padding: Number) -> npt.NDArray[Number]:
         """Return, for each end, the values at the `width` boundaries before it."""

@@ -69,18 +69,18 @@ class UnitCosts:
 
     def treatments(self) -> dict[Treatment, TreatmentCosts]:
         """Return what can be done instead of keeping the unit's activations, where it gains something."""
-        found: dict[Treatment, TreatmentCosts] = {
+        treatments: dict[Treatment, TreatmentCosts] = {
             "recompute": TreatmentCosts(
                 gain_bytes=self.gain_bytes, peak_bytes=self.gain_bytes, recompute_s=self.forward_s
             )
         }
         if self.attention is not None:
-            found["attention"] = self.attention
+            treatments["attention"] = self.attention
         if self.can_offload:  # with the unit that is fetched ahead, which counts as large
-            found["offload"] = TreatmentCosts(
+            treatments["offload"] = TreatmentCosts(
                 gain_bytes=self.saved_bytes, peak_bytes=2 * self.saved_bytes, copied_bytes=self.saved_bytes
             )
-        return {name: costs for name, costs in found.items() if costs.gain_bytes > 0}
+        return {name: costs for name, costs in treatments.items() if costs.gain_bytes > 0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +149,9 @@ def solve(units: Sequence[UnitCosts], stages: Sequence[StageLimit]) -> MemoryPla
     best = _minimize(ranges, num_units, len(stages), math.inf, additive=False)
     if best is None:
         return None
-    found = _minimize(ranges, num_units, len(stages), best[0], additive=True)
-    assert found is not None, "the first program found stages within the bound"
-    ends = found[1]
+    cheapest = _minimize(ranges, num_units, len(stages), best[0], additive=True)
+    assert cheapest is not None, "the first program found stages within the bound"
+    ends = cheapest[1]
     starts = [0, *(end + 1 for end in ends[:-1])]
     chosen = [ranges.cheapest(stage, a, b) for stage, (a, b) in enumerate(zip(starts, ends, strict=True))]
     return MemoryPlan(
@@ -208,11 +208,11 @@ class _Choice:
 
     def treatments(self) -> tuple[Treatment, ...]:
         """Return the treatment of each unit, in order."""
-        found, choice = [], self
+        treatments, choice = [], self
         while choice.before is not None:
-            found.append(choice.treatment)
+            treatments.append(choice.treatment)
             choice = choice.before
-        return tuple(reversed(found))
+        return tuple(reversed(treatments))
 
 
 _KEEP = TreatmentCosts(gain_bytes=0, peak_bytes=0)
@@ -290,7 +290,7 @@ def _undominated(choices: list[_Choice]) -> list[_Choice]:
     """Drop choices that another one beats in gain, recomputation and copied bytes; by falling gain."""
     kept: list[_Choice] = []
     steps: list[tuple[float, int]] = []  # of those kept so far: recomputation rising, copied bytes falling
-    for choice in sorted(choices, key=lambda one: (-one.gain_bytes, one.recompute_s, one.copied_bytes)):
+    for choice in sorted(choices, key=lambda choice: (-choice.gain_bytes, choice.recompute_s, choice.copied_bytes)):
         point = choice.recompute_s, choice.copied_bytes
         if any(seconds <= point[0] and copied <= point[1] for seconds, copied in steps):
             continue

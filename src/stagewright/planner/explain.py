@@ -20,6 +20,7 @@ from stagewright.display import Displayed
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import baseline_plan, fastest_baseline
 from stagewright.planner.costs.measure import plan_microbatch_sizes
+from stagewright.planner.costs.source import measure_plan_size
 from stagewright.planner.forecast import PreparedPlan, profiled_size
 from stagewright.runs.baseline import find_baseline
 from stagewright.runs.run_folder import RunFolder
@@ -200,7 +201,8 @@ def rank_changes(prepared: PreparedPlan) -> list[Change]:
         if prepared.source is None or not ranked or ranked[0].gain < _MIN_GAIN:
             return ranked
         size = profiled_size(plans[ranked[0].what])
-        if size == profiled_size(prepared.plan) or not prepared.source.measure_size(*size):
+        best = plans[ranked[0].what]
+        if size == profiled_size(prepared.plan) or not measure_plan_size(prepared.source, best):
             return ranked
         outdated = [what for what, plan in plans.items() if profiled_size(plan) == size]
 
@@ -246,7 +248,7 @@ def _moved_cuts(plan: Plan, names: list[str]) -> Iterator[tuple[str, Plan]]:
 def _other_meshes(plan: Plan, min_samples: int) -> Iterator[tuple[str, Plan]]:
     data, tensor, pipeline = plan.mesh.data, plan.mesh.tensor, plan.mesh.pipeline
     for mesh in dict.fromkeys((Mesh(data=data * pipeline, tensor=tensor), Mesh(data=plan.mesh.num_workers))):
-        if mesh != plan.mesh and plan.batch >= min_samples * mesh.data:
+        if mesh != plan.mesh and mesh.num_workers == plan.mesh.num_workers and plan.batch >= min_samples * mesh.data:
             changed = replace(baseline_plan(plan, mesh, 1), recompute=plan.recompute, shard=plan.shard, zero=plan.zero)
             yield f"{mesh} instead of {plan.mesh}", changed
     stages = max(data, tensor)

@@ -15,9 +15,10 @@ from stagewright.partition.split import split as split_by
 from stagewright.planner.costs.device_speeds import with_measured_speeds
 from stagewright.planner.costs.link_codecs import link_codecs
 from stagewright.planner.costs.measure import ModelCosts, cut_indices, plan_microbatch_sizes
-from stagewright.planner.costs.source import CostSource
+from stagewright.planner.costs.measured_plan import measured_plan_costs, profile_and_speeds
+from stagewright.planner.costs.source import CostSource, measure_plan_size, plan_costs_of
 from stagewright.simulator.costs.overheads import EngineOverheads
-from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.forecast import Forecast
 from stagewright.simulator.order_search import with_order
 from stagewright.simulator.simulate import predict
@@ -63,8 +64,8 @@ class PreparedPlan:
         size = profiled_size(fields["plan"])
         if self.source is not None and size != profiled_size(self.plan):
             if measure:
-                self.source.measure_size(*size)
-            fields["measured"] = self.source.model(*size)
+                measure_plan_size(self.source, fields["plan"])
+            fields["measured"] = plan_costs_of(self.source, fields["plan"])
         return prepare_plan(**fields, innermost=self.costs.topology.innermost, rescale=rescaled, source=self.source)
 
 
@@ -82,7 +83,8 @@ def prepare_plan(
     check_plan(plan)
     profile = measured.profile
     check_kind(profile.device, cluster, rescale)
-    if measured.num_tensor != plan.mesh.tensor:
+    sizes = {costs.num_tensor for costs in (measured, *measured.other_degrees)}
+    if not sizes >= set(plan.mesh.tensor_degrees or [plan.mesh.tensor]):
         raise UsageError(
             f"the model was measured for tensor={measured.num_tensor}, but the plan has tensor={plan.mesh.tensor}: "
             "measure it again"
@@ -112,18 +114,12 @@ def _costs(plan: Plan, measured: ModelCosts, topology: Topology, overheads: Engi
     if not plan.cuts and plan.num_stages > 1:
         plan = replace(plan, cuts=choose_cuts(plan, measured, topology))
     cuts = cut_indices(profile, plan.cuts)
-    return plan_costs(
+    return measured_plan_costs(
         plan,
-        profile,
+        measured,
         topology,
-        cuts=cuts,
         codecs=link_codecs(plan, profile, cuts) if plan.has_codecs else None,
-        sizes=plan_microbatch_sizes(plan),
-        tensor=measured.tensor,
-        experts=measured.experts,
-        model_overheads=measured.overheads,
         engine_overheads=overheads,
-        whole=measured.whole,
     )
 
 
@@ -142,14 +138,13 @@ def profiled_size(plan: Plan) -> tuple[int, int]:
 
 def choose_cuts(plan: Plan, measured: ModelCosts, topology: Topology) -> tuple[str, ...]:
     """Choose cuts by the plan's policy, with the speeds of the stages' devices."""
-    workers = plan.stage_workers
-    speeds = topology.speeds()
+    profile, speeds = profile_and_speeds(plan, measured, topology)
     conditions = Conditions(
         num_microbatches=plan.microbatches,
         recompute=recomputes_stages(plan),
-        speeds=[speeds[worker] for worker in workers] if plan.split in ("optimal", "time") else None,
+        speeds=speeds if plan.split in ("optimal", "time") else None,
     )
-    return split_by(measured.profile, plan.num_stages, plan.split, conditions).cut_names
+    return split_by(profile, plan.num_stages, plan.split, conditions).cut_names
 
 
 def check_kind(device: str, cluster: Cluster, rescale: bool) -> None:

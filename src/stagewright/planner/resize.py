@@ -26,6 +26,11 @@ def resize_prepared(prepared: PreparedPlan, num_devices: int | None) -> Prepared
 def resize_plan(plan: Plan, num_devices: int | None, num_units: int) -> Plan:
     """Change the stages of a pipeline, up to its units, or the replicas, down to one sample each."""
     mesh = plan.mesh
+    if mesh.tensor_degrees:
+        raise UsageError(
+            f"{mesh} has a tensor degree for each stage, and other numbers of devices need other degrees: forecast a "
+            "plan with those"
+        )
     group_size = mesh.tensor * (1 if _is_pipeline(plan) else mesh.pipeline)
     on_worker = max(1, plan.num_stages // mesh.pipeline)
     if num_devices is None:

@@ -106,7 +106,7 @@ def forward_actions(stage_workers: tuple[int, ...], num_microbatches: int) -> Ac
 def forward_stream(stage_workers: tuple[int, ...], worker: int, exists: Callable[[int], bool]) -> Iterator[Action]:
     """Yield one worker's forwards of a stream: stage s runs micro-batch k at tick s + k and waits for no later tick.
 
-    ``exists(k)`` tells whether the stream has a k-th micro-batch; it is called when that micro-batch is due.
+    ``exists(k)`` returns whether the stream has a k-th micro-batch; it is called when that micro-batch is due.
     """
     stages = [stage for stage, owner in enumerate(stage_workers) if owner == worker]
     for tick in count():

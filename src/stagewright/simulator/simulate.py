@@ -142,21 +142,25 @@ def _recompute_s(costs: PlanCosts, worker: int) -> float:
 
 def _links(costs: PlanCosts) -> tuple[LinkUse, ...]:
     links = []
-    directions = 2 if costs.plan.training else 1
     share_counts = Counter(costs.shares)
     for edge in range(len(costs.stages) - 1):
         stage, behind = costs.stages[edge], costs.stages[edge + 1]
         if stage.worker == behind.worker:
             continue
         size = stage.sent_bytes * costs.codecs[edge].ratio
+        copies = stage.copies if costs.plan.training else stage.copies[:1]
         link = costs.topology.link(stage.worker, behind.worker)
         links.append(
             LinkUse(
                 edge=edge,
                 sender=stage.worker,
                 receiver=behind.worker,
-                num_bytes=int(directions * size * sum(costs.shares)),
-                busy_s=directions * sum(count * link.message_s(size * share) for share, count in share_counts.items()),
+                num_bytes=int(sum(copies) * size * sum(costs.shares)),
+                busy_s=sum(
+                    count * link.message_s(size * share * number)
+                    for share, count in share_counts.items()
+                    for number in copies
+                ),
             )
         )
     return tuple(links)
@@ -185,7 +189,7 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
 
     for worker, allreduce in enumerate(allreduces):
         reduced, gathered = costs.tensor_bytes(worker)
-        add("tensor", worker, plan.mesh.tensor, reduced, gathered_bytes=gathered)
+        add("tensor", worker, plan.mesh.degrees[worker], reduced, gathered_bytes=gathered)
         add("expert", worker, plan.mesh.expert, costs.expert_row_bytes(worker), passes=1)
         replicated = costs.replicated_gradient_bytes(worker)
         sent = 0
@@ -195,7 +199,7 @@ def _collectives(costs: PlanCosts, allreduces: list[AllReduceTimes]) -> tuple[Co
         passes = 1 if plan.shard or plan.zero else 2
         add("data", worker, plan.mesh.data, allreduce.num_bytes, passes=passes, sent=sent)
         if plan.training and worker in (0, plan.mesh.pipeline - 1):
-            add("tied", worker, 2, costs.tied_bytes)
+            add("tied", worker, costs.topology.pair(0, plan.mesh.pipeline - 1).num_workers, costs.tied_bytes)
     return tuple(uses)
 
 

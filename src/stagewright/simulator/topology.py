@@ -50,10 +50,32 @@ class Topology:
         host_numbers: dict[tuple[str, int], int] = {}
         hosts = [host_numbers.setdefault(host, len(host_numbers)) for host in cluster.places]
         object.__setattr__(self, "hosts", np.array(hosts))
+        if mesh.tensor_degrees:
+            object.__setattr__(self, "devices", self._devices_of_degrees())
+            return
         outer = [axis for axis in AXES if axis != self.innermost]
         order = (*outer, self.innermost)
         numbers = np.arange(mesh.num_workers).reshape([mesh.size(axis) for axis in order])
         object.__setattr__(self, "devices", np.transpose(numbers, [order.index(axis) for axis in AXES]))
+
+    def _devices_of_degrees(self) -> Integers:
+        """Return the devices of a mesh whose tensor degrees differ.
+
+        Where a stage has fewer tensor workers than others, those it has are repeated as they send and receive.
+        """
+        mesh = self.mesh
+        if self.innermost != "pipeline":
+            raise UsageError(
+                f"{mesh} has a tensor degree for each stage, whose ranks are numbered with the pipeline innermost: "
+                f"leave out innermost = {self.innermost}"
+            )
+        tensor = range(mesh.tensor)
+        return np.array(
+            [
+                [[mesh.rank(data, index % degree, p) for p, degree in enumerate(mesh.degrees)] for index in tensor]
+                for data in range(mesh.data)
+            ]
+        )
 
     def _cached(self, key: Any, compute: Callable[[], Any]) -> Any:
         if key not in self._cache:
@@ -87,7 +109,7 @@ class Topology:
 
     def num_on_host(self) -> int:
         """Return the largest number of workers on one host."""
-        return self._cached("host", lambda: int(np.bincount(self.hosts[self.devices.reshape(-1)]).max()))  # type: ignore[no-any-return]
+        return self._cached("host", lambda: int(np.bincount(self.hosts[np.unique(self.devices)]).max()))  # type: ignore[no-any-return]
 
     def link(self, first: int, second: int) -> Link:
         """Return the slowest link between two pipeline indices, over all replicas."""
@@ -116,6 +138,15 @@ class Topology:
 
     def _group(self, axis: Axis) -> Group:
         return self._group_of(np.moveaxis(self.hosts[self.devices], AXES.index(axis), -1))
+
+    def tensor_group(self, degree: int) -> Group:
+        """Return the tensor group of the stages of a tensor degree, as ``group`` does."""
+
+        def compute() -> Group:
+            indices = [index for index, own in enumerate(self.mesh.degrees) if own == degree]
+            return self._group_of(np.moveaxis(self.hosts[self.devices][:, :degree, indices], 1, -1))
+
+        return self._cached(("tensor", degree), compute)  # type: ignore[no-any-return]
 
     def expert_group(self) -> Group:
         """Return the group among which experts are divided: neighbors along data."""
@@ -148,8 +179,12 @@ class Topology:
         return self._make_group(rows.shape[-1], min(_most_on_host(row) for row in np.unique(rows, axis=0)))
 
     def pair(self, first: int, second: int) -> Group:
-        """Return the group of the workers at two pipeline indices."""
-        return self._make_group(2, 1 if self._crosses(first, second) else 2)
+        """Return the group of the workers at two pipeline indices; of all of them, where their degrees differ."""
+        sizes = self.mesh.degrees[first], self.mesh.degrees[second]
+        if sizes[0] == sizes[1]:
+            return self._make_group(2, 1 if self._crosses(first, second) else 2)
+        hosts = self.hosts[self.devices]
+        return self._group_of(np.concatenate([hosts[:, : sizes[0], first], hosts[:, : sizes[1], second]], axis=1))
 
     def _make_group(self, num_workers: int, num_on_host: int) -> Group:
         crosses, free = num_on_host < num_workers, self.free_collectives

@@ -83,7 +83,9 @@ def explain_speedup(
     repeats = 1 if costs.plan.training else costs.plan.steps
     compute_only = without_communication(_without_overheads(costs, recompute=False))
     busy = _compute_by_worker(compute_only, sum(costs.shares) * repeats)
-    mean, bottleneck = sum(busy) / len(busy) / repeats, max(busy) / repeats
+    degrees = costs.plan.mesh.degrees
+    over_workers = sum(seconds * degree for seconds, degree in zip(busy, degrees, strict=True)) / sum(degrees)
+    mean, bottleneck = over_workers / repeats, max(busy) / repeats
     with_bubble = step_seconds(compute_only)
     with_split = step_seconds(replace(compute_only, model_overheads=_without_statistics(costs)))
     recomputing = replace(_without_overheads(costs, recompute=True), model_overheads=costs.model_overheads)

@@ -182,11 +182,12 @@ def recomputes_stages(plan: Plan) -> bool:
 
 
 def can_recompute_units(plan: Plan) -> bool:
-    """Whether the units of a plan without recomputation can be chosen: each worker holds one stage in order."""
+    """Whether the units of a plan without recomputation can be chosen: each worker holds one stage in order, and all
+    stages have one tensor degree."""
     is_in_order = plan.mesh.pipeline == 1 or plan.schedule in ("1f1b", "gpipe")
     is_one_each = plan.num_stages == plan.mesh.pipeline or plan.mesh.pipeline == 1
     keeps_all = plan.recompute == "none" and plan.offload == "none"
-    return plan.training and keeps_all and is_in_order and is_one_each
+    return plan.training and keeps_all and is_in_order and is_one_each and not plan.mesh.tensor_degrees
 
 
 def describe_recompute(plan: Plan) -> str:

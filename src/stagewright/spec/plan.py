@@ -2,12 +2,6 @@
 
 A plan states what the user wants (`split = "optimal"`, `placement = "auto"`). A resolved plan also records the
 outcome (`cuts`, `devices`), so it can be rerun unchanged. `plan_rules` checks plans, `plan_file` reads and writes them.
-
-    world rank = (data · T + tensor) · P + pipeline        data=2, pipeline=2:   replica 0: workers 0 1
-    (pipeline is innermost: adjacent stages have adjacent ranks)                 replica 1: workers 2 3
-
-    expert parallelism is no axis of its own: it divides the replicas into groups of `expert` neighbors, each of which
-    holds all experts once                                                       data=4, expert=2:  0 1 | 2 3
 """
 
 from __future__ import annotations
@@ -17,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.rules import PLACEMENTS, SCHEDULES, Placement, ScheduleName
+from stagewright.spec.mesh import AXES as AXES, AXIS_ALIASES as AXIS_ALIASES, Axis as Axis, Mesh as Mesh
 from stagewright.spec.optimizers import DEFAULT_LEARNING_RATE, DEFAULT_OPTIMIZER
 
 if TYPE_CHECKING:
@@ -26,9 +20,6 @@ if TYPE_CHECKING:
 
     from stagewright.zoo import Model
 
-Axis: TypeAlias = Literal["data", "tensor", "pipeline"]
-AXES: tuple[Axis, ...] = ("data", "tensor", "pipeline")
-AXIS_ALIASES = {"dp": "data", "ddp": "data", "tp": "tensor", "pp": "pipeline", "ep": "expert", "cp": "context"}
 Precision: TypeAlias = Literal["float32", "bf16", "bf16-mixed", "fp16-mixed"]
 FSDPGather: TypeAlias = Literal["auto", "step", "microbatch"]
 ContextAttention: TypeAlias = Literal["ring", "all-to-all"]
@@ -84,94 +75,6 @@ class ModelSpec:
             hollow=hollow,
             checkpoint=checkpoint,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
-    """Number of workers along each axis; 1 × 1 × 1 is a single device."""
-
-    data: int = 1
-    """Data parallel (DP) replicas, each with a share of the batch."""
-    tensor: int = 1
-    """Tensor parallel (TP) workers, which split the matrices of each layer."""
-    pipeline: int = 1
-    """Pipeline parallel (PP) workers, which hold different stages."""
-    expert: int = 1
-    """Expert parallel (EP) replicas, which divide the experts of each mixture-of-experts layer; divides `data`."""
-    context: int = 1
-    """Context parallel (CP) workers, which divide the sequence of each block; they take the place of tensor parallel
-    ones."""
-
-    def __post_init__(self) -> None:
-        for axis in (*AXES, "expert", "context"):
-            if getattr(self, axis) < 1:
-                raise UsageError(f"mesh: {axis} = {getattr(self, axis)}, but every axis has at least 1 worker")
-        if self.data % self.expert:
-            raise UsageError(
-                f"mesh: expert = {self.expert} does not divide data = {self.data}: experts are divided over groups of "
-                f"replicas; use data = {self.expert}, or an expert size that divides {self.data}"
-            )
-
-    @classmethod
-    def parse(cls, text: str) -> Mesh:
-        """Parse `data=2,pipeline=2`, `dp=2,pp=2` or `serial`; a missing axis has size 1.
-
-        `expert=2` without `data` has two replicas.
-        """
-        sizes: dict[str, int] = {}
-        for part in [] if text.strip() == "serial" else text.split(","):
-            name, _, number = (word.strip() for word in part.partition("="))
-            axis = AXIS_ALIASES.get(name, name)
-            known = (*AXES, "expert", "context")
-            if axis not in known:
-                raise UnknownName("axis of a mesh", name, known, hint=f"(in {text!r}; write data=2,pipeline=2)")
-            if axis in sizes or not (number.isascii() and number.isdigit()):
-                wrong = f"{axis} is given twice" if axis in sizes else f"{axis} needs a whole number, not {number!r}"
-                raise UsageError(f"{text!r} is not a mesh: {wrong}; write data=2,pipeline=2")
-            sizes[axis] = int(number)
-        if "expert" in sizes:
-            sizes.setdefault("data", sizes["expert"])
-        return cls(**sizes)
-
-    def __str__(self) -> str:
-        sizes = {name: getattr(self, name) for name in ("data", "expert", "context", "tensor", "pipeline")}
-        return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "serial"
-
-    @property
-    def num_workers(self) -> int:
-        return self.data * self.tensor * self.context * self.pipeline
-
-    @property
-    def strategy(self) -> str:
-        """The axes with more than one worker: "serial", "pipeline", "data×pipeline", "expert"."""
-        sizes = {
-            "data": self.data // self.expert,
-            "expert": self.expert,
-            "context": self.context,
-            "tensor": self.tensor,
-            "pipeline": self.pipeline,
-        }
-        return "×".join(axis for axis, size in sizes.items() if size > 1) or "serial"
-
-    def size(self, axis: Axis) -> int:
-        """Return the number of workers along an axis; those along tensor may be context parallel."""
-        return {"data": self.data, "tensor": self.tensor * self.context, "pipeline": self.pipeline}[axis]
-
-    def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """Return a worker's index along data, tensor (or context) and pipeline."""
-        if not 0 <= rank < self.num_workers:
-            raise UsageError(f"worker {rank} is not on the mesh {self}, which has workers 0 to {self.num_workers - 1}")
-        rest, pipeline = divmod(rank, self.pipeline)
-        return (*divmod(rest, self.size("tensor")), pipeline)
-
-    def rank(self, data: int, tensor: int, pipeline: int) -> int:
-        """Return the rank of a worker from its coordinates."""
-        return (data * self.size("tensor") + tensor) * self.pipeline + pipeline
-
-    def ranks_along(self, axis: Axis, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the process group of `rank` along an axis, including `rank`, in order."""
-        coordinates = dict(zip(AXES, self.coordinates(rank), strict=True))
-        return tuple(self.rank(**{**coordinates, axis: index}) for index in range(self.size(axis)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ _MODEL: dict[str, Reader] = {
 }
 _MESH: dict[str, Reader] = {
     "data": integer,
-    "tensor": integer,
+    "tensor": lambda value, where: (list_of(integer) if isinstance(value, list | tuple) else integer)(value, where),
     "pipeline": integer,
     "expert": integer,
     "context": integer,
@@ -173,6 +173,8 @@ def plan_to_table(plan: Plan) -> dict[str, Any]:
             value = None if plan.memory_bytes is None else write_size(plan.memory_bytes)
         elif key in ("model", "mesh", "optimizer"):
             value = {name: entry for name, entry in asdict(getattr(plan, key)).items() if entry is not None}
+            if degrees := value.pop("tensor_degrees", ()):
+                value["tensor"] = list(degrees)
         else:
             value = getattr(plan, key)
         if value is not None:
@@ -187,6 +189,10 @@ def _read_mesh(value: object, where: str) -> Mesh:
             raise UsageError(f"{where}: {repeated} is given twice")
         value = dict(zip(names, value.values(), strict=True))
     sizes = read_table(value, _MESH, where)
+    degrees = sizes.get("tensor")
+    if isinstance(degrees, tuple):
+        sizes |= {"tensor": max(degrees, default=1), "tensor_degrees": degrees}
+        sizes.setdefault("pipeline", len(degrees))
     try:
         return Mesh(**sizes)
     except UsageError as error:

@@ -63,6 +63,7 @@ def check_combination(plan: Plan) -> None:
     _check_schedule(plan)
     check_order(plan)
     _check_features(plan)
+    _check_tensor_degrees(plan)
     _check_codecs(plan)
     check_cuda_graphs(plan)
     check_optimizer_in_backward(plan)
@@ -330,6 +331,23 @@ def _check_features(plan: Plan) -> None:
         raise UsageError("checkpoint_every is for training: leave it out, or use training = true")
     if not plan.training and plan.clip is not None:
         raise UsageError(f"clip = {plan.clip} is for training: leave it out, or use training = true")
+
+
+def _check_tensor_degrees(plan: Plan) -> None:
+    if not plan.mesh.tensor_degrees:
+        return
+    together = {
+        "shard (FSDP)": plan.shard,
+        f"zero = {plan.zero}": plan.zero > 0,
+        f"expert = {plan.mesh.expert}": plan.mesh.expert > 1,
+        "vocab_parallel": plan.vocab_parallel,
+        "sequence_parallel": plan.sequence_parallel,
+    }
+    if other := next((name for name, used in together.items() if used), None):
+        raise UsageError(
+            f"{plan.mesh} has a tensor degree for each stage, which does not work with {other}: leave it out, or use "
+            f"one degree, like tensor = {plan.mesh.tensor}"
+        )
 
 
 def _check_codecs(plan: Plan) -> None:

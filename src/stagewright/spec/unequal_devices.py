@@ -6,8 +6,8 @@
     workers 2 and 3    replica 1    speed 1    4 samples
 
 A replica is as fast as its workers together, because its stages are cut by their speeds; workers that divide a layer
-wait for the slowest of them. Replicas share one list of cuts, so a stage counts with its slowest device, relative to
-the replica that it belongs to.
+wait for the slowest of them, and n of them count as n times as fast as one. Replicas share one list of cuts, so a stage
+counts with its slowest device, relative to the replica that it belongs to.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def proportional_sizes(num_samples: int, weights: Sequence[float]) -> tuple[int,
 
 
 def replica_speeds(mesh: Mesh, speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return the speed of each replica: the sum over its stages of the slowest worker at each."""
+    """Return the speed of each replica: the sum over its stages."""
     return tuple(
-        math.fsum(min(_column(mesh, speeds, replica, index)) for index in range(mesh.pipeline))
+        math.fsum(_stage_speed(mesh, speeds, replica, index) for index in range(mesh.pipeline))
         for replica in range(mesh.data)
     )
 
@@ -83,11 +83,13 @@ def replica_speeds(mesh: Mesh, speeds: Sequence[float]) -> tuple[float, ...]:
 def pipeline_speeds(plan: Plan) -> tuple[float, ...]:
     """Return the speed at each pipeline index, 1 for the fastest; (): all alike."""
     mesh, speeds = plan.mesh, given_speeds(plan)
+    if not speeds and mesh.tensor_degrees:
+        speeds = (1.0,) * mesh.num_workers
     if not speeds:
         return ()
     totals = replica_speeds(mesh, speeds)
     slowest = [
-        min(min(_column(mesh, speeds, replica, index)) / totals[replica] for replica in range(mesh.data))
+        min(_stage_speed(mesh, speeds, replica, index) / totals[replica] for replica in range(mesh.data))
         for index in range(mesh.pipeline)
     ]
     return tuple(speed / max(slowest) for speed in slowest)
@@ -100,7 +102,8 @@ def first_speeds(speeds: Speeds, num_workers: int) -> Speeds:
     return speeds[:num_workers] if len(set(speeds[:num_workers])) > 1 else ()
 
 
-def _column(mesh: Mesh, speeds: Sequence[float], replica: int, index: int) -> list[float]:
-    """Return the speeds of the workers of a replica at a pipeline index."""
-    ranks = range(mesh.size("tensor"))
-    return [speeds[mesh.rank(data=replica, tensor=tensor, pipeline=index)] for tensor in ranks]
+def _stage_speed(mesh: Mesh, speeds: Sequence[float], replica: int, index: int) -> float:
+    """Return the speed of a replica's workers at a pipeline index: of the slowest, times their share of the most."""
+    degree = mesh.degrees[index]
+    ranks = (mesh.rank(data=replica, tensor=tensor, pipeline=index) for tensor in range(degree))
+    return min(speeds[rank] for rank in ranks) * (degree / mesh.size("tensor"))

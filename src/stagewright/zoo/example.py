@@ -100,6 +100,13 @@ def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
     return size, make
 
 
+WRAP_LISTS = (
+    "wrap the model in a module that takes tensors whose first dimension is the batch (images of several sizes padded, "
+    "their sizes in a tensor), and makes the lists in its forward"
+)
+"""What to do about a list with an item for each sample."""
+
+
 def _reject_lists_of_samples(batch: Batch) -> None:
     """Reject a list with a dictionary of tensors for each sample, as the targets of torchvision's detectors.
 
@@ -115,8 +122,7 @@ def _reject_lists_of_samples(batch: Batch) -> None:
         ):
             raise UsageError(
                 f"{name} is a list of {len(value)} dictionaries of tensors, one for each sample, but a batch is split "
-                "along a dimension of tensors; wrap the model in a module that takes tensors whose first dimension is "
-                "the batch, and makes the lists in its forward"
+                f"along a dimension of tensors; {WRAP_LISTS}"
             )
 
 

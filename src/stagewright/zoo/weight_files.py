@@ -23,24 +23,24 @@ _PIECE_BYTES = 64 * 2**20
 class WeightFiles:
     """The files that hold the parameters and persistent buffers of a model."""
 
-    places: dict[str, tuple[Path, str]]
+    locations: dict[str, tuple[Path, str]]
     """By name in the model, also for each name of tied tensors: the file, and the name there."""
 
     @classmethod
     def find(cls, folder: Path, module: nn.Module) -> WeightFiles | None:
         """Find a module's tensors in a folder; None if a name or shape differs, so that they can't be read singly."""
-        places = _places(folder)
+        locations = _locations(folder)
         prefix = f"{getattr(module, 'base_model_prefix', '')}."
-        found: dict[int, tuple[Path, str]] = {}
+        sources: dict[int, tuple[Path, str]] = {}
         state = module.state_dict(keep_vars=True)
         for name, tensor in state.items():
             candidates = (name, name.removeprefix(prefix), prefix + name)
-            key = next((candidate for candidate in candidates if candidate in places), None)
-            if key is not None and places[key][1] == tuple(tensor.shape):
-                found.setdefault(id(tensor), (places[key][0], key))
-        if any(id(tensor) not in found for tensor in state.values()):
+            key = next((candidate for candidate in candidates if candidate in locations), None)
+            if key is not None and locations[key][1] == tuple(tensor.shape):
+                sources.setdefault(id(tensor), (locations[key][0], key))
+        if any(id(tensor) not in sources for tensor in state.values()):
             return None
-        return cls({name: found[id(tensor)] for name, tensor in state.items()})
+        return cls({name: sources[id(tensor)] for name, tensor in state.items()})
 
     def read_buffers(self, module: nn.Module) -> None:
         """Read the persistent buffers of a module."""
@@ -54,7 +54,7 @@ class WeightFiles:
         self, name: str, target: torch.Tensor, shard: Callable[[torch.Tensor], torch.Tensor] | None = None
     ) -> None:
         """Copy a tensor, or the shard of it that ``shard`` selects, into ``target``."""
-        path, key = self.places[name]
+        path, key = self.locations[name]
         if shard is not None:
             with _open(path) as file:
                 target.copy_(shard(file.get_tensor(key)))
@@ -68,14 +68,14 @@ class WeightFiles:
                 target.copy_(file.get_tensor(key))
 
 
-def _places(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+def _locations(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """Return the file and the shape of every tensor in a folder."""
-    places: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    locations: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
-                places[name] = (path, tuple(file.get_slice(name).get_shape()))
-    return places
+                locations[name] = (path, tuple(file.get_slice(name).get_shape()))
+    return locations
 
 
 def _open(path: Path) -> Any:

@@ -17,7 +17,10 @@ from stagewright.errors import UsageError
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 PCIe"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("Tesla V100-PCIE-16GB", "V100 PCIe 16GB"),
         ("Tesla V100-SXM2-16GB", "V100 16GB"),
         ("AMD Instinct MI300X", "MI300X"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
@@ -64,5 +67,6 @@ def test_clusters_by_name() -> None:
     assert network_of(many).group(4, 8).num_hosts == 4, "eight apart: each on its own host"
     assert is_cluster_name("8xrtx4090")
     assert not is_cluster_name("cluster.toml")
+    assert named_cluster("8xa100-pcie-40gb").devices[0].memory_bytes == 40 << 30
     with pytest.raises(UsageError, match="hardware 'abacus' is unknown"):
         named_cluster("8xabacus")

@@ -11,6 +11,7 @@ import pytest
 
 from program import run_program
 
+ANALYTIC = ("forecast", "--analytic", "--model", "llama-2-7b", "--layout", "tp=8", "--cluster")
 PLAN = 'batch = 8\nmicrobatches = 4\n[model]\nname = "digits-vit"\n[mesh]\npipeline = 2\n'
 CALIBRATION = {
     "link": {"bandwidth_bytes_per_s": 1e9, "latency_s": 5e-5},
@@ -189,6 +190,12 @@ def test_fit(folder: Path) -> None:
         (("forecast", "plan.toml", "--repeats", "-2"), "--repeats -2: must be at least 1"),
         (("explain", "plan.toml", "--devices", "0"), "--devices 0: must be at least 1"),
         (("fit", "mlp-mnist", "--memory", "0"), "--memory 0: nothing fits in no memory"),
+        (("fit", "mlp-mnist"), "Give --memory 80GiB"),
+        ((*ANALYTIC, "8xh101"), "the hardware 'h101' is unknown; known are H200"),
+        ((*ANALYTIC, "8xh100", "--free-communication"), "--free-communication belongs to a forecast from measurements"),
+        ((*ANALYTIC, "8xh100", "--chakra-out", "x"), "leave out --chakra-out, or --analytic"),
+        ((*ANALYTIC, "8xh100", "--innermost", "data"), "innermost = data belongs to a plan"),
+        (("explain", *ANALYTIC[1:], "8xh100", "--plot", "x.png"), "--plot belongs to a forecast from measurements"),
         (("fit", "mlp-mnist", "--memory", "8MiB", "--what", "layers"), "has a fixed number of layers"),
     ],
 )

@@ -96,6 +96,39 @@ def test_fsdp_bytes_and_memory(fields: dict[str, Any], tmp_path: Path) -> None:
         assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[worker], rel=0.03)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mesh": Mesh.parse("tensor=2:1")},
+        {"mesh": Mesh.parse("tensor=1:2"), "recompute": "always"},
+        {"mesh": Mesh.parse("tensor=1:2:1"), "schedule": "gpipe"},
+        {"mesh": Mesh.parse("data=2,tensor=2:1"), "microbatches": 2},
+        {"mesh": Mesh.parse("tensor=2:1"), "codec": "block8"},
+        {"mesh": Mesh.parse("tensor=2:1"), "model": ModelSpec(name="gpt-layers:2", sequence_length=16)},
+        {"mesh": Mesh.parse("tensor=2:1"), "training": False},
+    ],
+    ids=lambda fields: "-".join(getattr(value, "name", str(value)) for value in fields.values()),
+)
+def test_tensor_degrees_by_stage(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Each stage communicates and holds as with its degree everywhere; what crosses is sent to each of its workers."""
+    devices = default_devices(fields["mesh"].num_workers, share=True)
+    common = {"model": ModelSpec(name="digits-vit"), "batch": 8, "microbatches": 4, "steps": 1, "warmup": 0}
+    plan = Plan(**{**common, "devices": devices, **fields})
+    run = run_plan(plan, tmp_path)
+    assert run.equal
+    plan = replace(plan, cuts=run.cuts)
+    measured = measure_model(plan, size=profiled_size(plan)[0], repeats=1)
+    forecast = prepare_plan(plan, measured, cluster_of(plan.mesh.num_workers)).forecast()
+    for worker in range(plan.mesh.pipeline):
+        found = {one.axis: one.num_bytes for one in forecast.collectives if one.worker == worker}
+        assert found == pytest.approx(run.collective_bytes[worker], rel=0.02)
+        memory = forecast.workers[worker].memory
+        tolerance = 0.03 if plan.training else 0.05
+        assert memory.counted_bytes == pytest.approx(run.peak_memory_bytes[worker], rel=tolerance)
+    assert {str(one.edge): one.num_bytes for one in forecast.links} == pytest.approx(run.link_bytes, rel=0.001)
+
+
 def test_gathered_logits_of_inference(tmp_path: Path) -> None:
     """In inference, workers with a divided vocabulary all-gather the logits: one pass on a ring, not two."""
     plan = Plan(

@@ -38,23 +38,19 @@ FAST = EngineOverheads(action_s=0.01, step_s=0.05, chunk_s=0.01, collective_shar
 def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[Plan, Forecast]]:
     """Each allowed plan on all devices, forecast one by one, with nothing that the search does to be quick."""
     found = []
-    count = cluster.num_devices
-    sizes = [size for size in range(1, count + 1) if count % size == 0]
-    for data, tensor, pipeline in itertools.product(sizes, sizes, sizes):
-        if data * tensor * pipeline != count or tensor not in source.tensors:
-            continue
+    for mesh in every_mesh(source, cluster):
         for chunks, schedule, recompute, shard, gather in itertools.product(
             (1, 2, 4, 8), FIXED_SCHEDULES, ("none", "always"), (False, True), ("auto", "microbatch")
         ):
-            if pipeline == 1 and schedule != "1f1b":
+            if mesh.pipeline == 1 and schedule != "1f1b":
                 continue  # the same as 1f1b
             if SCHEDULES[schedule].splits_backward and recompute != "none":
                 continue
-            if gather != "auto" and (pipeline == 1 or not shard):
+            if gather != "auto" and (mesh.pipeline == 1 or not shard):
                 continue  # the same as auto
             plan = replace(
                 base,
-                mesh=Mesh(data=data, tensor=tensor, pipeline=pipeline),
+                mesh=mesh,
                 microbatches=chunks,
                 schedule=schedule,
                 recompute=recompute,
@@ -74,6 +70,25 @@ def every_plan(source: MadeSource, cluster: Cluster, base: Plan) -> list[tuple[P
     return found
 
 
+def every_mesh(source: MadeSource, cluster: Cluster) -> list[Mesh]:
+    """Each mesh on all devices; where they differ, also with another tensor degree for one stage."""
+    count = cluster.num_devices
+    sizes = [size for size in range(1, count + 1) if count % size == 0]
+    meshes = [
+        Mesh(data=data, tensor=tensor, pipeline=pipeline)
+        for data, tensor, pipeline in itertools.product(sizes, sizes, sizes)
+        if data * tensor * pipeline == count and tensor in source.tensors
+    ]
+    if len({(device.speed, device.memory_bytes) for device in cluster.members}) == 1:
+        return meshes
+    for pipeline in range(2, count):
+        for degrees in itertools.product(source.tensors, repeat=pipeline):
+            others = min(degrees.count(degree) for degree in set(degrees))
+            if len(set(degrees)) == 2 and others == 1 and count % sum(degrees) == 0:
+                meshes.append(Mesh(data=count // sum(degrees), pipeline=pipeline, tensor_degrees=degrees))
+    return meshes
+
+
 def half_fits(tried: list[tuple[Plan, Forecast]]) -> int:
     """Memory that suffices for half of the plans."""
     return sorted(one.peak_memory_bytes for _, one in tried)[len(tried) // 2]
@@ -85,9 +100,11 @@ def best_cuts(source: MadeSource, cluster: Cluster, plan: Plan) -> tuple[str, ..
     if plan.num_stages > source.num_units:
         raise UsageError("too few units")
     shares = replica_sizes(plan, plan.batch) if plan.speeds else ()
-    speeds = Topology(mesh=plan.mesh, cluster=cluster, shares=shares).speeds()
-    conditions = Conditions(speeds=[speeds[one] for one in plan.stage_workers], recompute=plan.recompute != "none")
-    return split(source.model(1, plan.mesh.tensor).profile, plan.num_stages, "optimal", conditions).cut_names
+    speeds, degrees = Topology(mesh=plan.mesh, cluster=cluster, shares=shares).speeds(), plan.mesh.tensor_degrees
+    stages = [speeds[one] * (degrees[one] if degrees else 1) for one in plan.stage_workers]
+    conditions = Conditions(speeds=stages, recompute=plan.recompute != "none")
+    profile = source.model(1, 1 if degrees else plan.mesh.tensor).profile
+    return split(profile, plan.num_stages, "optimal", conditions).cut_names
 
 
 def described(plan: Plan) -> tuple[Any, ...]:
@@ -375,10 +392,8 @@ def test_counts() -> None:
 
 def test_hsdp_shards_inside_hosts() -> None:
     """Two hosts of two devices: replicas shard with those of their host, or with all."""
-    space = SearchSpace(
-        schedules=("1f1b",), recomputes=("none",), shards=(True,), zeros=(0,), codecs=("none",), max_tensor=1,
-        devices_per_host=2,
-    )  # fmt: skip
+    only = {"schedules": ("1f1b",), "recomputes": ("none",), "shards": (True,), "zeros": (0,), "codecs": ("none",)}
+    space = SearchSpace(**only, max_tensor=1, devices_per_host=2)  # type: ignore[arg-type]
     plans = [plan for plan, _ in enumerate_plans(plan_of(batch=BATCH), MadeSource(units=random_units(6, 0)), 4, space)]
     assert {plan.fsdp_shards for plan in plans if plan.mesh == Mesh(data=4)} == {None, 2}
     assert {plan.fsdp_shards for plan in plans if plan.mesh == Mesh(data=2, pipeline=2)} == {None}

@@ -17,7 +17,6 @@ def test_the_names_of_the_zoo() -> None:
         "resnet-101", "roberta-base", "bert-minilm", "gpt2", "llama-tiny", "gpt-layers",
     }  # fmt: skip
     assert set(tasks.names()) == {"digits", "mnist", "cifar10", "rte", "cola", "synthetic"}
-    assert tasks.DEFAULT_TASK == "digits"
     assert len(zoo.describe()) == len(zoo.names())
     assert "gpt-layers:N" in zoo.describe()
 

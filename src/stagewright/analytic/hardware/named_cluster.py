@@ -18,9 +18,8 @@ INTER_LATENCY_S = 8e-6
 
 
 def is_cluster_name(text: str) -> bool:
-    """Whether a text is the name of a cluster rather than a path."""
-    match = _NAME.fullmatch(text.strip())
-    return match is not None and find_accelerator(match[3]) is not None
+    """Whether a text has the form of a cluster's name rather than that of a path."""
+    return _NAME.fullmatch(text.strip()) is not None
 
 
 def named_cluster(text: str) -> Cluster:
@@ -76,13 +75,37 @@ def rank_speeds(cluster: Cluster, layout: Layout) -> tuple[float, ...]:
     """Return the relative speed of each pipeline rank's slowest device; (): all devices are alike."""
     if len(cluster.devices) == 1:
         return ()
-    rates = [_rate(group) for group in cluster.members]
-    stride = layout.stride("pipeline")
+    first = _rate(cluster.devices[0])
+    return tuple(min(map(_rate, groups)) / first for groups in _rank_groups(cluster, layout))
+
+
+def rank_limits(cluster: Cluster, layout: Layout) -> tuple[int | None, ...]:
+    """Return the memory of each pipeline rank's smallest device, None where it is unknown; (): all are alike."""
+    if len({group.memory_bytes for group in cluster.devices}) == 1:
+        return ()
     return tuple(
-        min(rate for index, rate in enumerate(rates[: layout.num_devices]) if index // stride % layout.pipeline == rank)
-        / rates[0]
-        for rank in range(layout.pipeline)
+        min((group.memory_bytes for group in groups if group.memory_bytes is not None), default=None)
+        for groups in _rank_groups(cluster, layout)
     )
+
+
+def peak_flops(cluster: Cluster, num_devices: int, precision: str) -> float:
+    """Return the peak rate of the first devices together."""
+    total = 0.0
+    for group in cluster.devices:
+        used = min(num_devices, group.count * group.hosts)
+        total += used * accelerator_of(group).flops(precision) if used else 0.0
+        num_devices -= used
+    return total
+
+
+def _rank_groups(cluster: Cluster, layout: Layout) -> list[list[DeviceGroup]]:
+    """Return the devices of each pipeline rank, each kind once."""
+    stride = layout.stride("pipeline")
+    groups: list[dict[int, DeviceGroup]] = [{} for _ in range(layout.pipeline)]
+    for index, group in enumerate(cluster.members[: layout.num_devices]):
+        groups[index // stride % layout.pipeline][id(group)] = group
+    return [list(found.values()) for found in groups]
 
 
 def _rate(group: DeviceGroup) -> float:

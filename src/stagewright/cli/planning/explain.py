@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Json, Plot, announce_cpu
+from stagewright.cli.options import Json, Plot, announce_cpu, check_plot
 from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.errors import UsageError
@@ -72,6 +72,7 @@ def explain(
     if formulas.analytic:
         from stagewright.report.tables.analytic import analytic_advice
 
+        formulas.refuse_measuring(options, plot=plot)
         result = formulas.forecast(None if target is None else Path(target), cluster, options.innermost)
         if json:
             print_json(result.to_dict())
@@ -80,10 +81,7 @@ def explain(
         print_lines(analytic_advice(result))
         return
     formulas.refuse_layout()
-    if plot is not None:
-        from stagewright.report.figures.file import check_figure_path
-
-        check_figure_path(plot)
+    check_plot(plot)
     from stagewright.api.forecast import explain_target
     from stagewright.api.inputs import load_cluster
     from stagewright.runs.choose import choose_run

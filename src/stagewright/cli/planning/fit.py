@@ -6,15 +6,30 @@ from pathlib import Path
 from typing import Annotated
 
 from stagewright.cli import options as opt
-from stagewright.cli.planning.options import Analytic
+from stagewright.cli.planning.options import Analytic, analytic_option
 from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 
 
 def fit(
     model: opt.ModelName,
-    memory: Annotated[str, opt.run_option(metavar="SIZE", help="Memory limit of each device, like 2GiB.")],
-    devices: Annotated[int, opt.run_option(min=1, help="How many devices.")] = 2,
+    memory: Annotated[
+        str | None,
+        opt.run_option(
+            metavar="SIZE", help="Memory limit of each device, like 2GiB; needed without --cluster.", show_default=False
+        ),
+    ] = None,
+    devices: Annotated[
+        int | None, opt.run_option(min=1, help="How many devices. \\[default: 2, or all of the cluster's]")
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        analytic_option(
+            "--cluster",
+            metavar="FILE|NAME",
+            help="A cluster file, or a name like 8xh100 or 32x8xa100; with --analytic.",
+        ),
+    ] = None,
     what: Annotated[
         str | None,
         opt.choice(
@@ -49,6 +64,7 @@ def fit(
         model,
         memory,
         devices=devices,
+        cluster=cluster,
         what=what,  # type: ignore[arg-type]  # checked there
         batch=batch,
         microbatches=microbatches,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import ChakraOut, Json, Perfetto, Plot, announce_cpu
+from stagewright.cli.options import ChakraOut, Json, Perfetto, Plot, announce_cpu, check_plot
 from stagewright.cli.planning.options import AnalyticOptions, ClusterFile, ForecastOptions, note_profile
 from stagewright.cli.screen import SCREEN, note, note_coverage, print_json, print_lines, print_table, screen
 from stagewright.errors import UsageError
@@ -42,6 +42,7 @@ def forecast(
         _print_torchtitan(from_torchtitan, cluster, formulas, json=json)
         return
     if formulas.analytic:
+        formulas.refuse_measuring(options, plot=plot, perfetto=perfetto, chakra_out=chakra_out)
         _print_analytic(formulas.forecast(plan, cluster, options.innermost), json=json)
         return
     from stagewright.spec.plan_file import read_plan
@@ -50,10 +51,7 @@ def forecast(
     for path, option in ((plot, "--plot"), (perfetto, "--perfetto"), (chakra_out, "--chakra-out")):
         if path is not None and not path.parent.is_dir():
             raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first")
-    if plot is not None:
-        from stagewright.report.figures.file import check_figure_path
-
-        check_figure_path(plot)
+    check_plot(plot)
     from stagewright.api.forecast import measure_plan
     from stagewright.api.inputs import load_cluster
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _what_if_option = panel("What if")
 _where_option = panel("Where")
 
-_analytic_option = panel("Analytic")
+analytic_option = panel("Analytic")
 
 ClusterFile = Annotated[
     Path | None,
@@ -31,7 +31,7 @@ ClusterFile = Annotated[
     ),
 ]
 ANALYTIC_HELP = "Use formulas and the hardware's data sheet; no model is built or measured."
-Analytic = Annotated[bool, _analytic_option("--analytic", help=ANALYTIC_HELP)]
+Analytic = Annotated[bool, analytic_option("--analytic", help=ANALYTIC_HELP)]
 Rescale = Annotated[
     bool, _where_option("--rescale", help="Multiply times of another kind of device by the cluster's speeds.")
 ]
@@ -88,6 +88,14 @@ class ForecastOptions:
         )
 
 
+# What a forecast from formulas does not know. How often to measure does not matter where nothing is measured.
+_MEASURED = {
+    field.name: field.default
+    for field in fields(ForecastOptions)
+    if field.name not in ("innermost", "repeats", "fresh", "cache_dir")
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyticOptions:
     """The options of an analytic forecast."""
@@ -95,17 +103,17 @@ class AnalyticOptions:
     analytic: Analytic = False
     layout: Annotated[
         str | None,
-        _analytic_option(
+        analytic_option(
             metavar="TEXT", help="Instead of PLAN: like tp=8,pp=8,vp=3,mbs=1,m=64,sp,zero=1,recompute=selective."
         ),
     ] = None
     model: Annotated[
         str | None,
-        _analytic_option(metavar="MODEL", help="Model; with --layout, like gpt3-175b, or a folder with config.json."),
+        analytic_option(metavar="MODEL", help="Model; with --layout, like gpt3-175b, or a folder with config.json."),
     ] = None
-    sequence_length: Annotated[int | None, _analytic_option(min=1, help="Tokens per sample.")] = None
+    sequence_length: Annotated[int | None, analytic_option(min=1, help="Tokens per sample.")] = None
     efficiency: Annotated[
-        float | None, _analytic_option(help="Share of the peak that matrix products reach. \\[default: the device's]")
+        float | None, analytic_option(help="Share of the peak that matrix products reach. \\[default: the device's]")
     ] = None
 
     def forecast(self, plan: Path | None, cluster: Path | None, innermost: str) -> AnalyticForecast:
@@ -116,6 +124,19 @@ class AnalyticOptions:
         if target is None or (plan is not None and self.layout is not None):
             raise UsageError("give either a plan's file or --layout with --model")
         return forecast_analytic(target, cluster, self.model, self.sequence_length, innermost, self.efficiency)
+
+    def refuse_measuring(self, options: ForecastOptions, **files: Path | None) -> None:
+        """Raise UsageError for options that change or draw a forecast from measurements."""
+        given = [f"--{name}" for name, path in files.items() if path is not None]
+        for name, standard in _MEASURED.items():
+            if getattr(options, name) != standard:
+                given.append(f"--{name}")
+        if given:
+            word = given[0].replace("_", "-")
+            raise UsageError(
+                f"{word} belongs to a forecast from measurements: leave out {word}, or --analytic; a formula's what-if "
+                "is another --layout or --cluster"
+            )
 
     def refuse_layout(self) -> None:
         """Raise UsageError for a layout without --analytic."""

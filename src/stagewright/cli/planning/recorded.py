@@ -23,14 +23,14 @@ def explain_recorded(targets: Sequence[str], output: Path | None, as_json: bool)
     paths = [Path(target) for target in targets]
     logs = {path: inspector_logs(path) for path in paths}
     if any(logs.values()):
-        other = next((path for path, found in logs.items() if not found), None)
+        other = next((path for path, logs_of_path in logs.items() if not logs_of_path), None)
         if other is not None:
             raise UsageError(
                 f"{other} is no log of NCCL Inspector, but other files are; explain takes one kind at a time"
             )
         if output is not None:
             raise UsageError(f"--output {output} needs traces of the PyTorch profiler, not logs of NCCL Inspector")
-        _show_inspector([log for found in logs.values() for log in found], as_json)
+        _show_inspector([log for logs_of_path in logs.values() for log in logs_of_path], as_json)
         return
     for path in paths:
         if not path.is_file():

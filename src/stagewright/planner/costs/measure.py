@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stagewright.cluster.device import Device
@@ -53,7 +53,9 @@ class ModelCosts:
     tensor: tuple[TensorTraffic, ...] | None = None
     """Tensor collectives of its units; None without tensor parallelism."""
     num_tensor: int = 1
-    """Tensor parallel size."""
+    """Tensor parallel size; the largest, with a degree for each stage."""
+    other_degrees: tuple[ModelCosts, ...] = ()
+    """With a tensor degree for each stage, the costs at the other degrees."""
     whole: Profile | None = None
     """With tensor parallelism, the profile of the unsplit layers, for the single-device baseline."""
     experts: tuple[ExpertTraffic, ...] | None = None
@@ -86,13 +88,31 @@ def measure_model(
 ) -> ModelCosts:
     """Measure the plan's model on the plan's first device, at `size` or that of its largest micro-batch.
 
-    Cached results are reused unless `fresh`.
+    Cached results are reused unless `fresh`. With a tensor degree for each stage, it is measured at each degree.
     """
+    if plan.mesh.tensor_degrees:
+        measured = [
+            measure_model(one, size=size, cache=cache, repeats=repeats, fresh=fresh, progress=progress)
+            for one in plans_by_degree(plan)
+        ]
+        return with_degrees(measured)
     device = Device.parse(plan.devices[0] if plan.devices else default_devices(1)[0])
     try:
         return _measure(plan, device, size, cache, repeats, fresh, progress)
     finally:
         device.release_memory()
+
+
+def plans_by_degree(plan: Plan) -> list[Plan]:
+    """Return the plan with each of its tensor degrees for all stages, the largest first."""
+    mesh = plan.mesh
+    degrees = sorted(set(mesh.tensor_degrees), reverse=True) or [mesh.tensor]
+    return [replace(plan, mesh=replace(mesh, tensor=degree, tensor_degrees=())) for degree in degrees]
+
+
+def with_degrees(measured: Sequence[ModelCosts]) -> ModelCosts:
+    """Join the costs of a model at several tensor degrees, the largest first."""
+    return replace(measured[0], other_degrees=tuple(measured[1:]))
 
 
 def _measure(

@@ -8,7 +8,14 @@ from typing import Protocol
 
 from stagewright.errors import UsageError
 from stagewright.planner.costs.interpolation import interpolate, nearest_sizes
-from stagewright.planner.costs.measure import REPEATS, ModelCosts, measure_model
+from stagewright.planner.costs.measure import (
+    REPEATS,
+    ModelCosts,
+    measure_model,
+    plan_microbatch_sizes,
+    plans_by_degree,
+    with_degrees,
+)
 from stagewright.spec.plan import Mesh, Plan
 
 
@@ -109,16 +116,32 @@ class MeasuredCostSource:
         return self._measured[size, tensor]
 
 
+def plan_costs_of(source: CostSource, plan: Plan) -> ModelCosts:
+    """Return the costs that a plan's forecast needs: of its largest micro-batch, at each of its tensor degrees."""
+    size = max(plan_microbatch_sizes(plan))
+    if not plan.mesh.tensor_degrees:
+        return source.model(size, plan.mesh.tensor)
+    return with_degrees([source.model(size, one.mesh.tensor) for one in plans_by_degree(plan)])
+
+
+def measure_plan_size(source: CostSource, plan: Plan) -> bool:
+    """Measure the size of a plan's largest micro-batch at each of its tensor degrees; False if that changes nothing."""
+    size = max(plan_microbatch_sizes(plan))
+    changed = [source.measure_size(size, one.mesh.tensor) for one in plans_by_degree(plan)]
+    return any(changed)
+
+
 def source_for_plan(
     plan: Plan, measured: ModelCosts, measure: Callable[[Plan, int], ModelCosts], *, repeats: int = REPEATS
 ) -> MeasuredCostSource:
     """Return a source for other sizes of a measured plan: interpolated with twice its size, or half."""
-    own, tensor = measured.profile.batch_size, plan.mesh.tensor
+    own, known = measured.profile.batch_size, {costs.num_tensor: costs for costs in (measured, *measured.other_degrees)}
     half = own // 2 if own >= 4 else own  # not every model can train on single samples
     second = 2 * own if 2 * own <= plan.batch else half
 
     def measure_or_reuse(sized_plan: Plan, size: int) -> ModelCosts:
-        return measured if (size, sized_plan.mesh.tensor) == (own, tensor) else measure(sized_plan, size)
+        reused = known.get(sized_plan.mesh.tensor) if size == own else None
+        return measure(sized_plan, size) if reused is None else reused
 
     return MeasuredCostSource(
         plan=plan,

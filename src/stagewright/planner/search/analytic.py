@@ -10,7 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stagewright.analytic.forecast import AnalyticForecast, forecast_model, forecast_plan, memory_limit, plan_model
+from stagewright.analytic.forecast import (
+    AnalyticForecast,
+    fits,
+    forecast_model,
+    forecast_plan,
+    memory_limits,
+    plan_model,
+)
 from stagewright.analytic.hardware.devices import Accelerator
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.step import StepModel
@@ -73,8 +80,7 @@ class AnalyticSearch:
 
     def _ranked(self, timed: _TimedPlan, serial_s: float) -> RankedPlan:
         """Return a plan with its whole forecast, which the plans that are not shown do not need."""
-        limit = memory_limit(self.cluster, timed.plan)
-        forecast = forecast_model(timed.model, self.cluster, timed.plan.batch, limit, serial_s)
+        forecast = forecast_model(timed.model, self.cluster, timed.plan.batch, timed.plan, serial_s)
         return RankedPlan(plan=timed.plan, codec=timed.codec, forecast=forecast)
 
     def search(
@@ -112,15 +118,15 @@ class AnalyticSearch:
         unfit: dict[str, str] = {}
         min_s: dict[str, float] = {}
         timed: list[_TimedPlan] = []
-        limit = memory_limit(self.cluster, self.base)
         for plan, codec in enumerate_plans(self.base, self, num_devices, space):
             model = self._model(plan)
             strategy = plan.mesh.strategy
             result.num_plans += 1
-            needed = model.peak_memory_bytes()
-            if limit is not None and needed > limit:
+            if not fits(model, self.cluster, plan):
                 result.num_unfit += 1
-                unfit.setdefault(strategy, f"does not fit: {memory_text(needed, limit)}")
+                limit, _ = memory_limits(self.cluster, model.layout, plan)
+                assert limit is not None
+                unfit.setdefault(strategy, f"does not fit: {memory_text(model.peak_memory_bytes(), limit)}")
                 continue
             step_s, parts = model.step()
             timed.append(_TimedPlan(plan=plan, codec=codec, model=model, step_s=step_s, parts=parts))

@@ -57,7 +57,7 @@ def recompute_units(
 
     def rank(cuts: tuple[str, ...], recomputed: Sequence[str], offloaded: Sequence[str]) -> RankedPlan:
         solved = replace(plan, cuts=cuts, recompute=tuple(recomputed) or "none", offload=tuple(offloaded) or "none")
-        costs = builder.costs(solved, topology, sizes, link_codec)
+        costs = builder.costs(solved, topology, link_codec)
         return builder.rank(Candidate(plan=solved, costs=costs, bound_s=0.0, codec=codec))
 
     corrected, seen = list(limits), set[MemoryPlan]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from stagewright.cluster.cluster import Cluster
@@ -10,14 +9,15 @@ from stagewright.errors import SplitError
 from stagewright.partition.conditions import Conditions
 from stagewright.partition.split import split as split_by
 from stagewright.planner.costs.device_speeds import with_cluster_speeds
-from stagewright.planner.costs.measure import cut_indices, plan_microbatch_sizes
-from stagewright.planner.costs.source import CostSource
+from stagewright.planner.costs.measure import plan_microbatch_sizes
+from stagewright.planner.costs.measured_plan import measured_plan_costs, profile_and_speeds
+from stagewright.planner.costs.source import CostSource, plan_costs_of
 from stagewright.planner.search.bounds import lower_bound_s, memory_overflow, parameter_overflow
 from stagewright.planner.search.result import Candidate, RankedPlan
 from stagewright.profiler.profile import amount_of
 from stagewright.simulator.costs.link_codec import NO_CODEC, LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads
-from stagewright.simulator.costs.plan_costs import PlanCosts, plan_costs
+from stagewright.simulator.costs.plan_costs import PlanCosts
 from stagewright.simulator.order_search import with_order
 from stagewright.simulator.simulate import predict
 from stagewright.simulator.topology import Topology
@@ -68,7 +68,7 @@ class CandidateBuilder:
         plan = replace(plan, cuts=cuts)
         if checkpoints_by_block(plan):
             plan = checkpoint_by_block(plan, block_ends(self.source.model(max(sizes), plan.mesh.tensor).profile.units))
-        costs = self._shared_costs(plan, topology, sizes, link_codec)
+        costs = self._shared_costs(plan, topology, link_codec)
         overflow = memory_overflow(costs)
         candidate = Candidate(plan=plan, costs=costs, bound_s=lower_bound_s(costs), codec=codec)
         if overflow is not None:
@@ -82,7 +82,7 @@ class CandidateBuilder:
         self.num_unfit += 1
 
     def _parameter_bytes(self, mesh: Mesh, size: int) -> int:
-        """Return the bytes of all parameters on one tensor and expert parallel worker."""
+        """Return the bytes of all parameters on one tensor (of most) and expert parallel worker."""
         if mesh.tensor not in self._parameters:
             model = self.source.model(size, mesh.tensor)
             parameters = [unit.parameter_bytes for unit in model.profile.units]
@@ -90,28 +90,21 @@ class CandidateBuilder:
         total, experts = self._parameters[mesh.tensor]
         return total - experts + experts // mesh.expert
 
-    def _shared_costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec) -> PlanCosts:
+    def _shared_costs(self, plan: Plan, topology: Topology, codec: LinkCodec) -> PlanCosts:
         """Reuse the latest stage costs if the plan differs only in its schedule or codec."""
         layout = replace(plan, schedule="gpipe", codec="none", placement=plan.resolved_placement)
         if self._latest is None or self._latest[0] != layout:
-            self._latest = layout, self.costs(plan, topology, sizes)
+            self._latest = layout, self.costs(plan, topology)
         return replace(self._latest[1], plan=plan, codecs=(codec,) * (plan.num_stages - 1))
 
-    def costs(self, plan: Plan, topology: Topology, sizes: Sequence[int], codec: LinkCodec = NO_CODEC) -> PlanCosts:
+    def costs(self, plan: Plan, topology: Topology, codec: LinkCodec = NO_CODEC) -> PlanCosts:
         """Compute a plan's costs."""
-        model = self.source.model(max(sizes), plan.mesh.tensor)
-        return plan_costs(
+        return measured_plan_costs(
             plan,
-            model.profile,
+            plan_costs_of(self.source, plan),
             topology,
-            cuts=cut_indices(model.profile, plan.cuts),
-            sizes=sizes,
-            tensor=model.tensor,
-            experts=model.experts,
-            model_overheads=model.overheads,
-            engine_overheads=self.overheads,
             codecs=[codec] * (plan.num_stages - 1),
-            whole=model.whole,
+            engine_overheads=self.overheads,
             serial_s=self.serial_s,
         )
 
@@ -129,11 +122,9 @@ class CandidateBuilder:
         """Return the best cuts; those for another micro-batch size are reused."""
         if plan.num_stages == 1:
             return ()
-        speeds = topology.speeds()
-        stage_speeds = tuple(speeds[worker] for worker in plan.stage_workers)
+        profile, stage_speeds = profile_and_speeds(plan, self.source.model(size, plan.mesh.tensor), topology)
         key = plan.num_stages, plan.mesh.tensor, recomputes_stages(plan), stage_speeds
         if key not in self._cuts:
-            profile = self.source.model(size, plan.mesh.tensor).profile
             conditions = Conditions(speeds=stage_speeds, recompute=key[2])
             try:
                 self._cuts[key] = split_by(profile, plan.num_stages, "optimal", conditions).cut_names
@@ -154,5 +145,5 @@ class CandidateBuilder:
         """Simulate a plan again with the latest measurements."""
         assert ranked.costs is not None
         plan, codec = replace(ranked.plan, actions=()), (ranked.costs.codecs or (NO_CODEC,))[0]
-        costs = self.costs(plan, self.topology(plan), plan_microbatch_sizes(plan), codec)
+        costs = self.costs(plan, self.topology(plan), codec)
         return self.rank(Candidate(plan=plan, costs=costs, bound_s=0.0, codec=ranked.codec))

@@ -16,6 +16,7 @@ from stagewright.spec.plan_rules import FSDP_GATHERS, check_choices, check_combi
 from stagewright.spec.searched_order import lacks_order, layouts
 
 _WAVEFRONT_SCHEDULES = ("1f1b", "gpipe")
+_MAX_UNLIKE_STAGES = 8  # pipeline workers, one of which has another tensor degree
 _MAX_SEARCHED_PAIRS = 1024  # stages × micro-batches of a step whose order is searched
 
 
@@ -34,6 +35,8 @@ class SearchSpace:
     """Whether tensor parallel plans divide the vocabulary and the sequence, whatever the base plan does."""
     devices_per_host: int | None = None
     """Devices of the smallest of several hosts, inside which HSDP shards; None: one host."""
+    with_degrees: bool = False
+    """Whether one pipeline worker may have another tensor degree than the others: worth it on unlike devices."""
     max_tensor: int
     """Largest tensor parallel size."""
     max_graph_nodes: int | None = 40_000
@@ -60,7 +63,8 @@ def enumerate_plans(
 ) -> Iterator[tuple[Plan, str]]:
     """Yield every valid plan and its codec."""
     check_choices(base)
-    for mesh in _meshes(model, num_devices, space.max_tensor):
+    unlike = _meshes_of_degrees(model, num_devices, space.max_tensor) if space.with_degrees else ()
+    for mesh in itertools.chain(_meshes(model, num_devices, space.max_tensor), unlike):
         if base.batch < mesh.data:
             continue
         options = itertools.product(
@@ -128,6 +132,18 @@ def _meshes(model: DividedModel, num_devices: int, max_tensor: int) -> Iterator[
                 for expert in range(1, math.gcd(data, model.num_experts) + 1):
                     if data % expert == model.num_experts % expert == 0:
                         yield Mesh(data=data, tensor=tensor, pipeline=pipeline, expert=expert)
+
+
+def _meshes_of_degrees(model: DividedModel, num_devices: int, max_tensor: int) -> Iterator[Mesh]:
+    """Yield meshes in which one pipeline worker has another tensor degree than all others."""
+    sizes = model.tensor_sizes(min(num_devices, max_tensor))
+    found: dict[tuple[int, ...], None] = {}
+    for pipeline in range(2, min(model.num_units, _MAX_UNLIKE_STAGES) + 1):
+        for index, (other, own) in itertools.product(range(pipeline), itertools.permutations(sizes, 2)):
+            found[(*[other] * index, own, *[other] * (pipeline - 1 - index))] = None
+    for degrees in found:
+        if num_devices % sum(degrees) == 0:
+            yield Mesh(data=num_devices // sum(degrees), pipeline=len(degrees), tensor_degrees=degrees)
 
 
 def _is_valid(plan: Plan, num_units: int, max_graph_nodes: int | None) -> bool:

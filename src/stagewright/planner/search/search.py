@@ -21,7 +21,7 @@ from stagewright.cluster.cluster import Cluster
 from stagewright.errors import UsageError
 from stagewright.planner.baseline import baseline_plan, fastest_baseline, microbatch_counts
 from stagewright.planner.costs.measure import plan_microbatch_sizes
-from stagewright.planner.costs.source import CostSource
+from stagewright.planner.costs.source import CostSource, measure_plan_size
 from stagewright.planner.search.bounds import lower_bound_s, max_codec_saving_s
 from stagewright.planner.search.by_unit import recompute_units
 from stagewright.planner.search.candidates import CandidateBuilder
@@ -91,6 +91,7 @@ def search(
         zeros=zeros,
         codecs=tuple(link_codecs),
         devices_per_host=cluster.devices_per_host,
+        with_degrees=innermost == "pipeline" and _differ(cluster, num_devices),
         max_tensor=max_tensor,
     )
     plans = enumerate_plans(base, source, num_devices, space)
@@ -115,6 +116,11 @@ def search(
     result.losers = explain_losers(result.best, builder.unfit, min_s)
     result.seconds = time.perf_counter() - begin
     return result
+
+
+def _differ(cluster: Cluster, num_devices: int) -> bool:
+    """Return whether the devices differ in speed or memory."""
+    return len({(device.speed, device.memory_bytes) for device in cluster.members[:num_devices]}) > 1
 
 
 def _rank(
@@ -170,8 +176,7 @@ def _measure_best(builder: CandidateBuilder, result: SearchResult, count: int) -
     """Measure the micro-batch sizes of the first plans, until all of the first ones are measured."""
     while result.best:
         plans = [ranked.plan for ranked in result.best[:count]]
-        sizes = dict.fromkeys((max(plan_microbatch_sizes(plan)), plan.mesh.tensor) for plan in plans)
-        measured = [builder.source.measure_size(*size) for size in sizes]
+        measured = [measure_plan_size(builder.source, plan) for plan in plans]
         if not any(measured):
             return
         # A new measurement also changes the interpolation of the sizes next to it.
@@ -219,7 +224,7 @@ def _data_parallel(builder: CandidateBuilder, base: Plan, num_devices: int) -> R
             check_plan(plan)
         except UsageError:
             continue
-        costs = builder.costs(plan, builder.topology(plan), plan_microbatch_sizes(plan))
+        costs = builder.costs(plan, builder.topology(plan))
         ranked = builder.rank(Candidate(plan=plan, costs=costs, bound_s=0.0))
         if ranked.forecast.fits:
             return ranked

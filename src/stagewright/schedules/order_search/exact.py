@@ -75,10 +75,8 @@ class ExactSearch:
     def _pairs_of(self, stage: int) -> range:
         return range(stage * self.count, (stage + 1) * self.count)
 
-    def _min_work_s(self, pair: int, *, forward: bool = True) -> float:
-        durations = self.problem.duration_s
-        backward = self._min_backward_s(pair)
-        return backward + (durations[FORWARD * self.pairs + pair] if forward else 0.0)
+    def _min_work_s(self, pair: int) -> float:
+        return self._min_backward_s(pair) + self.problem.duration_s[FORWARD * self.pairs + pair]
 
     def _min_backward_s(self, pair: int) -> float:
         whole, inputs, weights = (self.problem.duration_s[kind * self.pairs + pair] for kind in range(1, 4))
@@ -112,24 +110,24 @@ class ExactSearch:
     def _startable(self, partial: _Partial, worker: int) -> list[tuple[float, int]]:
         """Return the start and the number of each action that a worker could start next."""
         line, free = partial.lines[worker], partial.free[worker]
-        found: list[tuple[float, int]] = []
+        startable: list[tuple[float, int]] = []
         for stage in self.problem.stages_of(worker):
             own = [divmod(number, self.pairs) for number in line if number % self.pairs // self.count == stage]
             num_forwards = sum(kind == FORWARD for kind, _ in own)
             num_backwards = sum(kind in (BACKWARD, BACKWARD_INPUT) for kind, _ in own)
             pair = stage * self.count + num_forwards
             if num_forwards < self.count and FORWARD * self.pairs + pair in partial.arrived:
-                found.append((max(free, partial.arrived[pair]), pair))
+                startable.append((max(free, partial.arrived[pair]), pair))
             pair = stage * self.count + num_backwards
             arrival = partial.arrived.get(BACKWARD * self.pairs + pair) if num_backwards < num_forwards else None
             if arrival is not None:
                 kinds = (BACKWARD, BACKWARD_INPUT) if self.problem.can_split[stage] else (BACKWARD,)
-                found += [(max(free, arrival), kind * self.pairs + pair) for kind in kinds]
+                startable += [(max(free, arrival), kind * self.pairs + pair) for kind in kinds]
             done = {pair for kind, pair in own if kind == BACKWARD_WEIGHT}
             pending = [pair for kind, pair in own if kind == BACKWARD_INPUT and pair not in done]
-            found += [(free, BACKWARD_WEIGHT * self.pairs + pair) for pair in pending[:1]]
+            startable += [(free, BACKWARD_WEIGHT * self.pairs + pair) for pair in pending[:1]]
         limit = self.problem.limit_bytes[worker] - partial.held[worker]
-        return [(start, number) for start, number in found if self.problem.change_bytes[number] <= limit]
+        return [(start, number) for start, number in startable if self.problem.change_bytes[number] <= limit]
 
     def _run(self, partial: _Partial, worker: int, start: float, number: int) -> bool:
         """Start an action; return whether the step can still be shorter than the best."""

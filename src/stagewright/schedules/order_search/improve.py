@@ -29,19 +29,19 @@ def improve(timer: OrderTimer, order: Order, max_timed: int, min_step_s: float) 
     best, best_times = current, times
     seen, without_gain, last = {current}, 0, timer.num_timed + max_timed
     while without_gain < _MAX_WITHOUT_GAIN and timer.num_timed < last and best_times.step_s > min_step_s * (1 + 1e-9):
-        found: tuple[Order, OrderTimes] | None = None
+        neighbor: tuple[Order, OrderTimes] | None = None
         for changed in moves.neighbors(current, times):
             if changed in seen or not timer.problem.fits(changed):
                 continue
             seen.add(changed)
             changed_times = timer.time(changed)
-            if changed_times.step_s < float("inf") and (found is None or changed_times.key < found[1].key):
-                found = changed, changed_times
+            if changed_times.step_s < float("inf") and (neighbor is None or changed_times.key < neighbor[1].key):
+                neighbor = changed, changed_times
             if timer.num_timed >= last:
                 break
-        if found is None:
+        if neighbor is None:
             break
-        current, times = found
+        current, times = neighbor
         without_gain += 1
         if times.key < best_times.key:
             best, best_times, without_gain = current, times, 0

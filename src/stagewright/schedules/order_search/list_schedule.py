@@ -93,13 +93,13 @@ class _Builder:
         """Return the start and the number of the worker's next action; None if it has none."""
         now, held, problem = self.free[worker], self.held[worker], self.problem
         limit, changes = problem.limit_bytes[worker], problem.change_bytes
-        found: list[tuple[float, int, int, int]] = []
+        startable: list[tuple[float, int, int, int]] = []
         for position, stage in enumerate(self.stages[worker]):
             pair = stage * self.count
             number = pair + self.backwards[stage]
             arrival = self.arrived.get(BACKWARD * self.pairs + number)
             if arrival is not None and self.backwards[stage] < self.count:
-                found.append(
+                startable.append(
                     (max(now, arrival), int(self.rule.forward_first), position, BACKWARD * self.pairs + number)
                 )
             number = pair + self.forwards[stage]
@@ -108,8 +108,8 @@ class _Builder:
                 arrival = self.arrived.get(number)
                 if arrival is not None and held + changes[number] + self.reserved[stage] <= limit:
                     rank = -position if self.rule.deep_first else position
-                    found.append((max(now, arrival), int(not self.rule.forward_first), rank, number))
-        best = min(found, default=None)
+                    startable.append((max(now, arrival), int(not self.rule.forward_first), rank, number))
+        best = min(startable, default=None)
         if not self.weights[worker]:
             return None if best is None else (best[0], best[3])
         weight = self.weights[worker][0]

@@ -91,7 +91,7 @@ class OrderProblem:
         """Number the actions of every worker."""
         stages, count = self.num_stages, self.num_microbatches
         return tuple(
-            tuple((KINDS.index(one.kind) * stages + one.stage) * count + one.microbatch for one in line)
+            tuple((KINDS.index(action.kind) * stages + action.stage) * count + action.microbatch for action in line)
             for line in actions
         )
 

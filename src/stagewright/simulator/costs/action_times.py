@@ -107,8 +107,10 @@ def _add_p2p(
         if before.worker == behind.worker:
             continue
         transfer_s = engine.message_s_per_byte * codec.ratio
-        encode_s = before.sent_bytes * (codec.encode_s_per_byte + transfer_s)
+        encode_s, gradient_s = (
+            before.sent_bytes * (codec.encode_s_per_byte + transfer_s * copies) for copies in before.copies
+        )
         decode_s = before.sent_bytes * (codec.decode_s_per_byte + transfer_s)
         compute[:, edge, :BACKWARD_WEIGHT] += encode_s, decode_s, decode_s
-        compute[:, edge + 1, :BACKWARD_WEIGHT] += decode_s, encode_s, encode_s
+        compute[:, edge + 1, :BACKWARD_WEIGHT] += decode_s, gradient_s, gradient_s
         fixed[:, edge : edge + 2, :BACKWARD_WEIGHT] += engine.message_s

@@ -9,7 +9,7 @@ A profile describes one micro-batch. Micro-batches of other sizes cost in propor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,16 @@ from stagewright.simulator.costs.stage_costs import StageCostBuilder, StageCosts
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
 from stagewright.simulator.topology import Topology
 from stagewright.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeCosts:
+    """The costs of a model's units as one of a number of tensor parallel workers computes them."""
+
+    degree: int
+    profile: Profile
+    tensor: Sequence[TensorTraffic] | None = None
+    """Tensor collectives of its units; None without tensor parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +85,8 @@ class PlanCosts:
         p2p = graph.is_p2p
         edge = graph.stage[p2p] - (graph.kind[p2p] == BACKWARD)
         latency_s, transfer_s = self.p2p_times()
-        compute[p2p] = latency_s[edge] + shares[p2p] * transfer_s[edge]
+        copies = np.array([stage.copies for stage in self.stages])[edge, (graph.kind[p2p] == BACKWARD).astype(np.int64)]
+        compute[p2p] = latency_s[edge] + shares[p2p] * transfer_s[edge] * copies
         collective[p2p] = 0.0
         return compute, collective
 
@@ -203,20 +214,38 @@ def plan_costs(
     codecs: Sequence[LinkCodec] | None = None,
     whole: Profile | None = None,
     serial_s: float | None = None,
+    other_degrees: Sequence[DegreeCosts] = (),
 ) -> PlanCosts:
     """Compute the costs of a plan with known cuts; `sizes` are the samples of each micro-batch of one replica.
 
     ``whole``: the profile with unsplit layers, if `profile` is that of one tensor parallel worker. ``serial_s``: the
-    time of the whole batch on one device; None: derived from the profile.
+    time of the whole batch on one device; None: derived from the profile. ``other_degrees``: the units at other tensor
+    degrees than the largest, for stages that have them.
     """
     model_overheads, engine_overheads = model_overheads or ModelOverheads(), engine_overheads or EngineOverheads()
     _check_profile(plan, profile, cuts)
-    units = profile.units
+    units, workers, degrees = profile.units, plan.stage_workers, plan.mesh.degrees
     bounds = list(zip((0, *(cut + 1 for cut in cuts)), (*cuts, len(units) - 1), strict=True))
-    traffic = tensor or [TensorTraffic()] * len(units)
+    no_traffic = [TensorTraffic()] * len(units)
     divided = experts or [ExpertTraffic()] * len(units)
-    builder = StageCostBuilder(plan, profile, topology, traffic, model_overheads, engine_overheads, len(sizes), divided)
-    workers = plan.stage_workers
+    largest = DegreeCosts(degree=plan.mesh.size("tensor"), profile=profile, tensor=tensor)
+    by_degree = {costs.degree: costs for costs in (*other_degrees, largest)}
+    builders = {
+        degree: StageCostBuilder(
+            plan,
+            by_degree[degree].profile,
+            topology,
+            by_degree[degree].tensor or no_traffic,
+            model_overheads,
+            engine_overheads,
+            len(sizes),
+            divided,
+            degree,
+        )
+        for degree in dict.fromkeys(degrees)
+    }
+    builder, last_costs = builders[largest.degree], by_degree[degrees[workers[-1]]]
+    units_of = [by_degree[degrees[worker]].profile.units for worker in workers]
     shared = shared_between_stages([unit.parameter_bytes for unit in units], bounds)
     on_one_worker = tuple(parameter for parameter in shared if workers[parameter.earlier] == workers[parameter.later])
     existing: dict[int, int] = {}  # gradients that a later stage of the worker makes, whose backward comes first
@@ -228,23 +257,34 @@ def plan_costs(
     return PlanCosts(
         plan=plan,
         topology=topology,
-        stages=tuple(builder.build(index, first, last, existing) for index, (first, last) in enumerate(bounds)),
+        stages=tuple(
+            replace(builders[degrees[worker]].build(index, first, last, existing), copies=_copies(plan, index))
+            for index, (worker, (first, last)) in enumerate(zip(workers, bounds, strict=True))
+        ),
         shares=tuple(size / profile.batch_size for size in sizes),
         model_overheads=model_overheads,
         engine_overheads=engine_overheads,
         codecs=tuple(codecs) if codecs else (NO_CODEC,) * len(cuts),
         gradients=tuple(
             (unit.parameter_bytes.added(first), unit.backward_s)
-            for first, last in bounds
-            for unit in units[first : last + 1]
+            for stage_units, (first, last) in zip(units_of, bounds, strict=True)
+            for unit in stage_units[first : last + 1]
         ),
         tied_bytes=sum(entry.num_bytes for entry in shared) - sum(entry.num_bytes for entry in on_one_worker),
         shared_parameters=on_one_worker,
         batch_input_bytes=_batch_input_bytes(plan, profile),
-        output_bytes=max(units[-1].output_bytes, *traffic[-1].gathered_bytes, 0),
+        output_bytes=max(units[-1].output_bytes, *(last_costs.tensor or no_traffic)[-1].gathered_bytes, 0),
         serial_s=serial_s,
         contention=builder.contention,
     )
+
+
+def _copies(plan: Plan, stage: int) -> tuple[int, int]:
+    """Return how often a worker of a stage sends its outputs, and one of the next stage the gradient."""
+    if stage + 1 == plan.num_stages or not plan.mesh.tensor_degrees:
+        return 1, 1
+    own, following = plan.stage_workers[stage : stage + 2]
+    return plan.mesh.num_copies(own, following), plan.mesh.num_copies(following, own)
 
 
 def _check_profile(plan: Plan, profile: Profile, cuts: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stagewright.cluster.cluster import FREE
-from stagewright.profiler.profile import Amount, Profile, Time, UnitProfile
+from stagewright.profiler.profile import Profile, Time, UnitProfile
 from stagewright.simulator.collective import all_gather_s, all_reduce_s, all_to_all_s
 from stagewright.simulator.costs.expert_traffic import ExpertTraffic
 from stagewright.simulator.costs.fsdp import (
@@ -21,6 +21,7 @@ from stagewright.simulator.costs.fsdp import (
     separately_gathered_bytes,
 )
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
+from stagewright.simulator.costs.range_sums import RangeSums
 from stagewright.simulator.costs.recomputation import (
     StageRecomputation,
     UnitMemory,
@@ -103,6 +104,8 @@ class StageCosts:
     working_memory: StageWorkingMemory
     sent_bytes: int
     """Bytes sent to the next stage; in training the gradient has the same size. 0 for the last stage."""
+    copies: tuple[int, int] = (1, 1)
+    """To how many workers one worker sends them, and one worker of the next stage the gradient."""
 
     @property
     def recompute_s(self) -> float:
@@ -162,16 +165,18 @@ class StageCostBuilder:
         engine_overheads: EngineOverheads,
         num_microbatches: int,
         experts: Sequence[ExpertTraffic],
+        degree: int,
     ) -> None:
+        """``degree``: the tensor degree of the profile; with one for each stage, of the stages to build."""
         self.plan, self.units, self.topology, self.traffic = plan, profile.units, topology, traffic
         self.model_overheads, self.engine_overheads = model_overheads, engine_overheads
         self.contention = engine_overheads.contention_factor(topology.num_on_host())
         self.speeds = topology.speeds()
         self.forward_scale, self.backward_scale = pass_scales(profile, num_microbatches)
         parameters = [unit.parameter_bytes for unit in self.units]
-        self._parameters, self._saved = _RangeSums(parameters), _RangeSums([unit.saved_bytes for unit in self.units])
+        self._parameters, self._saved = RangeSums(parameters), RangeSums([unit.saved_bytes for unit in self.units])
         self._separate = separately_gathered_bytes(parameters)
-        self._shard_group, tensor_group = topology.shard_group(plan.num_shards), topology.group("tensor")
+        self._shard_group, tensor_group = topology.shard_group(plan.num_shards), topology.tensor_group(degree)
         sizes = {size for unit in traffic for size in (*unit.forward_bytes, *unit.backward_bytes, *unit.loss_bytes)}
         self._allreduce_s = {size: all_reduce_s(tensor_group, size) for size in sizes}
         self._tensor_group, self._num_microbatches = tensor_group, num_microbatches
@@ -388,16 +393,3 @@ class StageCostBuilder:
             level += unit.parameter_bytes.added(first) - existing.get(index, 0) - unit.saved_bytes.added(first)
             peak = max(peak, level)
         return peak
-
-
-class _RangeSums:
-    """Amounts of contiguous ranges of units, by prefix sums."""
-
-    def __init__(self, amounts: Sequence[Amount]) -> None:
-        self._prefix = [0, *itertools.accumulate(amount.total for amount in amounts)]
-        self._shares = [(unit, earlier, size) for unit, amount in enumerate(amounts) for earlier, size in amount.shares]
-
-    def of(self, first: int, last: int) -> int:
-        """Return the amount of the units first … last, with shared amounts counted once."""
-        repeated = sum(size for unit, earlier, size in self._shares if earlier >= first and unit <= last)
-        return self._prefix[last + 1] - self._prefix[first] - repeated

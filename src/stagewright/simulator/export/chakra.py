@@ -42,6 +42,8 @@ def write_chakra(costs: PlanCosts, prefix: str | Path) -> list[Path]:
     mesh = costs.plan.mesh
     if mesh.expert > 1:
         raise UsageError(f"the all-to-alls of expert = {mesh.expert} are not written to Chakra traces: leave it out")
+    if mesh.tensor_degrees:
+        raise UsageError(f"the transfers of {mesh} are not written to Chakra traces: use tensor = {mesh.tensor}")
     graph = step_graph(costs)
     sizes = ("tensor_forward_bytes", "tensor_backward_bytes", "tensor_gathered_bytes", "tensor_loss_bytes")
     num_collectives = sum(len(getattr(stage, name)) for stage in costs.stages for name in sizes)

@@ -6,7 +6,6 @@ A head of another size is newly initialized, with a note; other missing or misma
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 
 from stagewright.errors import UsageError
 from stagewright.extras import require
+from stagewright.files.json_values import read_object_or_empty
 from stagewright.zoo.model import ImageInput
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.sources.folder import abbreviate, check_folder
@@ -40,11 +40,8 @@ def read_config(source: Path | str) -> Any:
 
 def with_normalization(inputs: ImageInput, folder: Path) -> ImageInput:
     """Set the pixel mean and standard deviation from the folder's preprocessor_config.json, if any."""
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        return inputs
+    content = read_object_or_empty(folder / "preprocessor_config.json")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         mean, std = tuple(map(float, content["image_mean"])), tuple(map(float, content["image_std"]))
     except (ValueError, KeyError, TypeError):
         return inputs

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stagewright.zoo.tasks.catalog import DEFAULT_TASK, describe, entry, names, own_data
+from stagewright.zoo.tasks.catalog import describe, entry, names, own_data
 
 if TYPE_CHECKING:
     from stagewright.zoo.tasks.samples import Samples as Samples
     from stagewright.zoo.tasks.task import Task as Task, check_task as check_task, load_task as load_task
 
-__all__ = ["DEFAULT_TASK", "Samples", "Task", "check_task", "describe", "entry", "load_task", "names", "own_data"]
+__all__ = ["Samples", "Task", "check_task", "describe", "entry", "load_task", "names", "own_data"]
 
 
 def __getattr__(name: str) -> Any:

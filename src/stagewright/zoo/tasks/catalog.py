@@ -12,8 +12,6 @@ from stagewright.errors import UnknownName
 from stagewright.plugins import plugins
 from stagewright.user_code import is_user_defined
 
-DEFAULT_TASK = "digits"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

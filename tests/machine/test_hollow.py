@@ -7,7 +7,7 @@ from torch import nn
 
 from stagewright.graph.capture import capture
 from stagewright.machine.cpu_offload import offloaded, resident
-from stagewright.machine.hollow import is_hollow, is_hollow_model, make_hollow, parameters_on_meta
+from stagewright.machine.hollow import copy_hollow, is_hollow, is_hollow_model, make_hollow, parameters_on_meta
 
 CPU = torch.device("cpu")
 WIDTH = 40_000  # a weight of 6 GiB
@@ -65,3 +65,19 @@ def test_registering_is_restored() -> None:
     with parameters_on_meta():
         assert nn.Linear(2, 2).weight.is_meta
     assert not nn.Linear(2, 2).weight.is_meta
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.logit_scale = nn.Linear(4, 4), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.logit_scale.exp()
+
+
+def test_a_scalar_parameter_stays_a_scalar() -> None:
+    copied = copy_hollow(Scaled())
+    assert copied is not None
+    assert copied.logit_scale.shape == ()
+    assert copied(torch.ones(2, 4)).shape == (2, 4)

@@ -67,14 +67,14 @@ class SharedMemoryExchange:
                 if reader not in slot.known_to:
                     message |= slot.described
                     slot.known_to.add(reader)
-                self._say(self._socket_to(reader), message, reader)
+                self._send(self._socket_to(reader), message, reader)
 
     @contextlib.contextmanager
     def reading(self, writer: int, like: torch.Tensor) -> Iterator[torch.Tensor]:
         """Wait until a worker has written its next tensor for this one; yields a view of it, valid in the block."""
         with self._lock, torch.no_grad():
             connection = self._socket_from(writer)
-            message = self._hear(connection, writer)
+            message = self._receive(connection, writer)
             if message["bytes"] != like.nbytes:
                 raise RuntimeError(
                     f"worker {writer} of the group sent {message['bytes']} bytes where {like.nbytes} are expected"
@@ -89,7 +89,7 @@ class SharedMemoryExchange:
             self._memory.wait(slot.written)
             yield view_bytes(slot.buffer, like)
             self._memory.record(slot.read)
-            self._say(connection, answer, writer)
+            self._send(connection, answer, writer)
 
     def is_written(self, writer: int) -> bool:
         """Whether `reading` would not wait on the host."""
@@ -109,7 +109,7 @@ class SharedMemoryExchange:
         """Return the smallest free slot that is large enough, or a new one."""
         for reader, connection in self._to.items():
             while select.select([connection], [], [], 0)[0]:
-                answer = self._hear(connection, reader)
+                answer = self._receive(connection, reader)
                 slot = self._slots[answer["slot"]]
                 if "event" in answer:
                     slot.read[reader] = self._memory.open_event(answer["event"])
@@ -134,27 +134,27 @@ class SharedMemoryExchange:
             connection.settimeout(self._timeout_s)
             connection.connect(str(Path(folder) / _SOCKET))
             self._to[reader] = connection
-            self._say(connection, {"rank": self.rank}, reader)
+            self._send(connection, {"rank": self.rank}, reader)
         return self._to[reader]
 
     def _socket_from(self, writer: int) -> socket.socket:
-        """Return the socket from a writer; accept connections until it has come."""
+        """Return the socket from a writer; accept connections until it has connected."""
         assert self._listener is not None
         while writer not in self._from:
             connection, _ = self._listener.accept()
             connection.settimeout(self._timeout_s)
-            self._from[self._hear(connection, writer)["rank"]] = connection
+            self._from[self._receive(connection, writer)["rank"]] = connection
         return self._from[writer]
 
     @staticmethod
-    def _say(connection: socket.socket, message: dict[str, Any], peer: int) -> None:
+    def _send(connection: socket.socket, message: dict[str, Any], peer: int) -> None:
         try:
             connection.send(json.dumps(message).encode())
         except OSError as error:
             raise RuntimeError(f"{_CLOSED} {peer} of its group ({error})") from error
 
     @staticmethod
-    def _hear(connection: socket.socket, peer: int) -> dict[str, Any]:
+    def _receive(connection: socket.socket, peer: int) -> dict[str, Any]:
         try:
             message = connection.recv(_MESSAGE_BYTES)
         except OSError as error:

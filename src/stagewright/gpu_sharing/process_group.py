@@ -103,7 +103,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """The name by which torch knows this group."""
+        """The name of this group in torch."""
         return dist.distributed_c10d._world.pg_names[self]
 
     def shutdown(self) -> None:

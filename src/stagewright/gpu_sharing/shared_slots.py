@@ -1,6 +1,6 @@
 """Buffers that another process reads: on a GPU by CUDA IPC, ordered by events instead of host waits.
 
-    writer   slot ◄─ copy, record "written" ── tells the reader ─►   wait for "written", read, record "read"   reader
+    writer   slot ◄─ copy, record "written" ── notifies the reader ─►   wait for "written", read, record "read"   reader
              reused after "read", in stream order
 
 A slot's memory and its "written" event belong to the writer, its "read" events to its readers. Handles are JSON: what a
@@ -90,7 +90,7 @@ class CudaMemory:
 
 @dataclass(slots=True)
 class WrittenSlot:
-    """A buffer of this process, as its writer knows it."""
+    """A buffer of this process, for its writer."""
 
     number: int
     buffer: torch.Tensor
@@ -109,7 +109,7 @@ class WrittenSlot:
 
 @dataclass(slots=True)
 class ReadSlot:
-    """A buffer of another process, as one of its readers knows it."""
+    """A buffer of another process, for one of its readers."""
 
     buffer: torch.Tensor
     written: Any

@@ -42,7 +42,7 @@ def hollow_parameter(
     parameter: torch.Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> nn.Parameter:
     """Return a hollow parameter with the shape of another."""
-    element = torch.zeros(1, dtype=dtype or parameter.dtype, device=device or parameter.device)
+    element = torch.zeros((), dtype=dtype or parameter.dtype, device=device or parameter.device)
     return nn.Parameter(element.expand(parameter.shape), requires_grad=parameter.requires_grad)
 
 

@@ -71,8 +71,8 @@ def profile(
         args: Positional arguments of one forward call.
         kwargs: Keyword arguments of that call.
         name: The model's name in tables and in the cache, by default the name that it was captured under. A model
-            without a name is cached only if the source of its classes can be read: nothing else tells two such models
-            apart.
+            without a name is cached only if the source of its classes can be read: nothing else
+            distinguishes two such models.
         device: ``cuda:0``, or ``cpu:0-1`` for pinned cores.
         repeats: How many times to measure.
         training: Whether to measure backward too.

@@ -17,7 +17,7 @@ from stagewright.errors import RunError, RunTerminated, UsageError
 from stagewright.runs.index import RunIndex
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
-from stagewright.spec.bubble_bound import bubble_bound
+from stagewright.simulator.bubble_bound import bubble_bound
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 CORES = sorted(usable_cores())

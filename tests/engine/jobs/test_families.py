@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -55,4 +56,8 @@ def test_page_matches_data_and_all_families_pass() -> None:
     for entry in DATA["families"]:
         assert list(entry["plans"]) == list(engine_families.PLANS)
         assert {result["verdict"] for result in entry["plans"].values()} <= {"equal", "refused"}
+        for result in entry["plans"].values():
+            assert not result["reason"] or re.search(r"[;:] (use|keep|move|give) ", result["reason"]), (
+                result
+            )  # a way out
     assert engine_families.PAGE.read_text(encoding="utf-8") == engine_families.page(DATA)

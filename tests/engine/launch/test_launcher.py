@@ -18,8 +18,8 @@ from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 from torch.multiprocessing.spawn import ProcessContext
 
 from stagewright.cluster.device import usable_cores
-from stagewright.engine.launch.agent import Agent, Loopback
 from stagewright.engine.launch.launcher import launch
+from stagewright.engine.launch.supervisor import Loopback, Supervisor
 from stagewright.errors import RunError
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -119,7 +119,7 @@ def test_the_store_listens_on_the_loopback_alone_and_closes() -> None:
 
 
 def test_the_agent_still_has_what_is_overridden() -> None:
-    # `agent.py` depends on these; where torch moves them, this says so.
+    # `supervisor.py` depends on these; where torch moves them, this says so.
     source = inspect.getsource(LocalElasticAgent)
     assert "self._pcontext" in source
     assert list(inspect.signature(LocalElasticAgent._monitor_workers).parameters) == ["self", "worker_group"]
@@ -155,15 +155,15 @@ def test_a_failure_after_we_had_looked_is_told_too(
 ) -> None:
     """torch's agent looks right after us: what it finds must not be lost, nor the workers that it ends be blamed."""
     seen: list[bool] = []
-    found, theirs = Agent._failed, LocalElasticAgent._monitor_workers
+    found, theirs = Supervisor._failed, LocalElasticAgent._monitor_workers
 
-    def their_look(agent: Agent, worker_group: Any) -> Any:
+    def their_look(agent: Supervisor, worker_group: Any) -> Any:
         result = theirs(agent, worker_group)
         seen.append(result.is_failed())
         return result
 
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", their_look)
-    monkeypatch.setattr(Agent, "_failed", lambda agent: found(agent) if any(seen) else [])
+    monkeypatch.setattr(Supervisor, "_failed", lambda agent: found(agent) if any(seen) else [])
     with pytest.raises(RunError, match=r"worker 1 .*boom in the middle"):
         launch(plan, RunFolder(tmp_path), job="tiny_jobs:raises", timeout_s=200)
     assert capfd.readouterr() == ("", "")

@@ -14,7 +14,7 @@ import torch
 from stagewright.engine.parity import check
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import compare_with_baseline
-from stagewright.engine.parity.rounding import full_precision
+from stagewright.engine.parity.tolerances import full_precision
 from stagewright.report.tables.notes import parity_note
 from stagewright.runs.result import ParityReport
 from stagewright.spec.plan import Mesh, ModelSpec, Plan

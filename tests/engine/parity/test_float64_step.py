@@ -64,6 +64,29 @@ def test_reports_that_float32_decides(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("obstacle", "reason"),
+    [
+        ("no kernel", "the model can't run in float64 (RuntimeError: no kernel for float64)"),
+        ("no kernel on worker 1", "the model can't run in float64 (RuntimeError: no kernel for float64)"),
+        ("keeps float32", "the model keeps 0.weight in float32"),
+        ("little memory", "each worker needs 99.8 KiB for up to 3 copies of the model, and has 1.00 KiB"),
+    ],
+)
+def test_the_reason_why_float64_could_not_decide(pool_of: Callable[[int], Any], obstacle: str, reason: str) -> None:
+    for in_float32, decided in pool_of(2).run("kink_jobs:check", "nothing", obstacle):
+        assert decided == replace(in_float32, undecided=reason)
+        assert parity_note("tensor", decided).endswith(f"float64 could not tell whether this is rounding: {reason}")
+
+
+def test_a_gradient_that_is_only_rounding_is_decided_in_float64() -> None:
+    """Where rounding alone changes the baseline's gradient by 0.1 and more, no error of the plan's says anything."""
+    sensitive = replace(FAILED, tolerance=0.1, gradients=0.8)
+    assert may_be_rounding(PLAN, sensitive)
+    for change in ({"outputs": 2e-3}, {"gradients": float("inf")}, {"gradients": float("nan")}):
+        assert not may_be_rounding(PLAN, replace(sensitive, **change))
+
+
+@pytest.mark.parametrize(
     "change", [{"mesh": Mesh(data=2)}, {"mesh": Mesh(pipeline=2)}, {"training": False}, {"precision": "bf16-mixed"}]
 )
 def test_plans_that_float32_decides(change: dict[str, Any]) -> None:

@@ -55,6 +55,10 @@ SMALL = {"barrier": lambda: None, "rank": 0, "optimizer": {}, "scalars": {}}
         # The gradient of a key's bias is rounding only, which AdamW would amplify.
         ({"mesh": "tensor=2", **VIT}, {"mesh": "pipeline=2", **VIT}),
         ({"mesh": "serial", **VIT}, {"mesh": "tensor=2", **VIT}),
+        ({"mesh": "tensor=2:1", **VIT}, {"mesh": "pipeline=2", **VIT}),
+        ({"mesh": "tensor=1:2", **VIT}, {"mesh": "serial", **VIT}),
+        ({"mesh": "serial", **VIT}, {"mesh": "tensor=1:2", **VIT}),
+        ({"mesh": "tensor=2", **VIT}, {"mesh": "tensor=2:1", **VIT}),
     ],
     ids=lambda options: ",".join(str(value) for value in options.values()),
 )

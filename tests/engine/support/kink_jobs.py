@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from torch import nn
 from jobs import context_of
 from stagewright.engine.parallel.model import capture_for, load_model
 from stagewright.engine.parallel.step_runner import StepRunner
+from stagewright.engine.parity import float64_step
 from stagewright.engine.parity.check import baseline_of, check_parity
 from stagewright.engine.parity.float64_step import decide_in_float64
 from stagewright.engine.tensor import axis
@@ -59,7 +61,26 @@ SPOILS: dict[str, Callable[[StepRunner], Any]] = {
 }
 
 
-def check(rank: int, spoil: str) -> tuple[ParityReport, ParityReport]:
+def no_kernel(_model: Any, *_: Any) -> nn.Module:
+    """Fail as code that expects float32 does."""
+    raise RuntimeError("no kernel for float64\nwith a second line")
+
+
+OBSTACLES: dict[str, Callable[[int], Any]] = {
+    "nothing": lambda _rank: nullcontext(),
+    "no kernel": lambda _rank: patch.object(float64_step, "capture_for", no_kernel),
+    "no kernel on worker 1": lambda rank: (
+        patch.object(float64_step, "capture_for", no_kernel) if rank else nullcontext()
+    ),
+    "keeps float32": lambda _rank: patch.object(
+        float64_step, "load_model", lambda plan, context, **_: load_model(plan, context)
+    ),
+    "little memory": lambda _rank: patch.object(float64_step, "available_bytes", lambda: 2048),
+}
+"""What keeps float64 from deciding."""
+
+
+def check(rank: int, spoil: str, obstacle: str = "nothing") -> tuple[ParityReport, ParityReport]:
     """Return the report of float32 and the one that float64 decided."""
     context = context_of(rank, "tensor=2")
     model = load_model(PLAN, context)
@@ -72,7 +93,8 @@ def check(rank: int, spoil: str) -> tuple[ParityReport, ParityReport]:
         patched.start()
     try:
         report = check_parity(runner, example_of(model), baseline)
-        return report, decide_in_float64(PLAN, report, context, model_bytes)
+        with OBSTACLES[obstacle](rank):
+            return report, decide_in_float64(PLAN, report, context, model_bytes)
     finally:
         if patched is not None:
             patched.stop()

@@ -178,13 +178,16 @@ def gathering(rank: int, mesh: str, **more: Any) -> dict[str, Any]:
         state = trainer.state_dict()
     own = {one.untyped_storage().data_ptr() for one in trainer.runner.part.module.parameters() if not more.get("shard")}
     sizes = [one.numel() * one.element_size() for one in state.values()]
-    with Allocations() as for_the_first:
-        kept = trainer._state.gather_all(wanted=rank == 0)
+    part = trainer._state
+    owned = part.stream_owned((name, name, value) for name, value in part.held().items())
+    with Allocations() as written:
+        num_tensors = [sum(1 for _ in stream.values) for stream in (part.stream_all(), owned)]
     broadcast.BUCKET_BYTES = pieces
     return {
         "most": made.most_bytes,
-        "most_for_the_first": for_the_first.most_bytes,
-        "kept": len(kept),
+        "most_written": written.most_bytes,
+        "num_tensors": num_tensors,
+        "num_names": len(part.owners),
         "largest": max(sizes),
         "total": sum(sizes),
         "shared": any(one.untyped_storage().data_ptr() in own for one in state.values()),

@@ -15,7 +15,19 @@ from stagewright.engine.tensor.apply import modules_to_keep_whole, plan_tensor_p
 from stagewright.errors import UsageError
 
 FAMILIES = ("deit", "vit", "bert", "roberta", "gpt2", "llama")
-RELATIVES = ("mistral", "qwen2", "qwen3", "opt", "phi", "gpt-neox", "distilbert", "phi3", "modernbert")
+RELATIVES = (
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "opt",
+    "phi",
+    "gpt-neox",
+    "distilbert",
+    "phi3",
+    "modernbert",
+    "falcon-40b",
+    "falcon-heads",
+)
 
 
 def check(result: dict[str, Any], num_layers: int = 2) -> None:
@@ -164,9 +176,17 @@ def test_rejects_indivisible_heads() -> None:
         plan_tensor_parallel(model, 4)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("bloom", "packs query, key and value in an unknown order")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bloom", "packs query, key and value in an unknown order"),
+        ("falcon-7b", "all 4 query heads use one key/value head, which tensor parallelism can't split"),
+        ("falcon-alibi", "its mask has the position biases (ALiBi) of all heads"),
+    ],
+)
 def test_replicates_attention_with_unknown_packing(name: str, reason: str) -> None:
-    model, _ = tensor_jobs.build(name)
+    model, _ = tensor_jobs.build(name.replace("alibi", "heads"))
+    model.config.alibi = name.endswith("alibi")
     plan = plan_tensor_parallel(model, 2)
     assert reason in plan.replicated
     assert "instead" not in plan.replicated

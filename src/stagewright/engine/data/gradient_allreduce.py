@@ -38,10 +38,11 @@ def tied_weight_holders(
     return {name: tuple(sorted(workers)) for name, workers in holders.items() if len(workers) > 1}
 
 
-def all_reduce_tied(tied: Iterable[tuple[nn.Parameter, Any]]) -> int:
+def all_reduce_tied(tied: Iterable[tuple[nn.Parameter, Any]], repeated: frozenset[int] = frozenset()) -> int:
     """Sum the gradients of tied weights over the process groups of their holders; return the payload bytes.
 
-    Holders of one weight have the same shard of it.
+    Holders of one weight have the same shard of it. ``repeated``: weights, by identity, whose gradient another worker
+    of the group has too, and sums for this one.
     """
     num_bytes = 0
     for parameter, group in tied:
@@ -53,6 +54,8 @@ def all_reduce_tied(tied: Iterable[tuple[nn.Parameter, Any]]) -> int:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+        if id(parameter) in repeated:
+            gradient.zero_()
         if gradient.numel():  # a shard may be empty
             dist.all_reduce(gradient, group=group)
         recorder.add("collective", start, num_bytes=gradient.nbytes, note="tied")
@@ -100,14 +103,16 @@ class GradientAllReduce:
         *,
         data_group: Any = None,
         tied: Sequence[tuple[nn.Parameter, Any]] = (),
+        repeated: frozenset[int] = frozenset(),
         overlap: bool = False,
     ) -> None:
         """``stages``: trainable parameters by stage; ``tied``: tied weights with the process group of their holders.
 
+        ``repeated``: see ``all_reduce_tied``.
         ``overlap``: there is one stage whose backward is not split, so buckets may be sent inside its last backward.
         """
         self._data_group = data_group
-        self._tied = list(tied)
+        self._tied, self._repeated = list(tied), repeated
         self._in_last_backward = False
         self._num_bytes = {"data": 0, "tied": 0}
         self._buckets: list[_Bucket] = []
@@ -190,7 +195,7 @@ class GradientAllReduce:
                     recorder.add("collective", start, note="data")
                     self._set_missing_gradients(bucket)
                 bucket.work, bucket.flat, bucket.num_pending = None, None, 0
-        self._num_bytes["tied"] += all_reduce_tied(self._tied)
+        self._num_bytes["tied"] += all_reduce_tied(self._tied, self._repeated)
         self._in_last_backward = False
         self._done.clear()
         sent, self._num_bytes = self._num_bytes, dict.fromkeys(self._num_bytes, 0)

@@ -40,7 +40,7 @@ from stagewright.files.json_values import to_json
 from stagewright.graph.compilation import compile_counts
 from stagewright.runs.result import CompileReport, RunResult
 from stagewright.runs.run_folder import RunFolder
-from stagewright.spec.bubble_bound import bubble_bound
+from stagewright.simulator.bubble_bound import bubble_bound
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch
 

@@ -1,7 +1,7 @@
 """Start the workers of a plan on this machine, watch them, and clean up.
 
     launcher ── store (loopback, in this process) ◄── connect ── worker 0 … worker n−1, each in its own session
-        └────── ``agent.py``: watches exits, progress and the time limit, and ends them all
+        └────── ``supervisor.py``: watches exits, progress and the time limit, and ends them all
 
 One error names the worker that failed, not the peers that lost their connection because of it. A worker also dies with
 its launcher (``process.py`` asks the kernel for that), so even SIGKILL leaves no orphan process and no open port.
@@ -19,8 +19,8 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from stagewright.cluster.device import check_devices
-from stagewright.engine.launch.agent import LOOPBACK, POLL_S, Agent, Loopback
 from stagewright.engine.launch.fork_server import replaced_handlers
+from stagewright.engine.launch.supervisor import LOOPBACK, POLL_S, Loopback, Supervisor
 from stagewright.engine.worker.faults import root_cause, worker_folder
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.engine.worker.worker import DEFAULT_JOB, run_launched_worker
@@ -71,7 +71,7 @@ def launch(
             monitor_interval=POLL_S,
             local_addr=LOOPBACK,
         )
-        agent = Agent(spec, folder, devices=plan.devices, hang_s=hang_s, timeout_s=timeout_s, on_poll=on_poll)
+        agent = Supervisor(spec, folder, devices=plan.devices, hang_s=hang_s, timeout_s=timeout_s, on_poll=on_poll)
         try:
             result = agent.run()
         except SignalException as interruption:

@@ -49,7 +49,8 @@ def choose_codecs(plan: Plan, model: Model, graph: UnitGraph, context: WorkerCon
                 continue
             sender, receiver = workers[cut + backward], workers[cut + (not backward)]
             codec = "none"
-            if sender != receiver and context.pipeline in (sender, receiver):
+            has_peer = context.tensor == 0 or not context.mesh.tensor_degrees  # the first ones have each other
+            if sender != receiver and context.pipeline in (sender, receiver) and has_peer:
                 num_bytes = sum(tensor.nbytes for tensor in tensors[backward][cut])
                 rate = _measure_link_rate(context, sender, receiver, max(1, num_bytes))
                 if context.pipeline == sender and num_bytes:

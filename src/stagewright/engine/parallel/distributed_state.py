@@ -14,7 +14,7 @@ tensor.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from stagewright.engine.parallel.model_part import ModelPart, first_names
 from stagewright.engine.state.full_state import full_tensor
+from stagewright.engine.state.tensor_file import TensorStream
 from stagewright.engine.tensor.layers import ShardLayout, shard_layouts
 from stagewright.engine.worker.broadcast import broadcast
 from stagewright.engine.worker.context import WorkerContext
@@ -81,21 +82,38 @@ class DistributedState:
         """Select the values that this worker owns."""
         return {name: value for name, value in values.items() if self._owns(name)}
 
-    def owned_in_full(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gather tensors (values, or optimizer states) and return the full ones that this worker owns.
+    def stream_owned(self, held: Iterable[tuple[str, str, torch.Tensor]]) -> TensorStream:
+        """Return the full tensors that this worker owns, each gathered when it is asked for, together with its holders.
 
-        Gathered tensors are on the host; unsharded tensors stay on their device.
+        ``held``: label, canonical name and value (or optimizer state) of the tensors that this worker holds. Gathered
+        tensors are on the host; unsharded tensors stay on their device.
         """
-        layouts, owned = self._shard_layouts, {}
-        for name, value in values.items():
-            full = self._gather(name, value, layouts)
-            if self._owns(name):
-                owned[name] = full
-            del full  # free it before the next is gathered
-        return owned
+        layouts = self._shard_layouts
+        ordered = sorted(held, key=lambda entry: -entry[2].element_size())
 
-    def gather_all(self, *, wanted: bool = True) -> dict[str, torch.Tensor]:
-        """Copy the full value of every canonical name to the host, on every worker; return {} if not ``wanted``."""
+        def values() -> Iterator[tuple[str, torch.Tensor]]:
+            for label, name, value in ordered:
+                full = self._gather(name, value, layouts)
+                if self._owns(name):
+                    yield label, full
+                del full  # free it before the next is gathered
+
+        shapes = {label: (self._full_shape(name, value, layouts), value.dtype) for label, name, value in ordered}
+        owned = {label: shapes[label] for label, name, _ in ordered if self._owns(name)}
+        return TensorStream(shapes=owned, values=values())
+
+    def stream_all(self) -> TensorStream:
+        """Return the full values of all canonical names, each sent to every worker when they ask for it."""
+        order = sorted(self.owners, key=lambda name: -self.shapes[name][1].itemsize)
+        shapes = {name: (tuple(self.shapes[name][0]), self.shapes[name][1]) for name in order}
+        return TensorStream(shapes=shapes, values=self._broadcast_all(order))
+
+    def gather_all(self) -> dict[str, torch.Tensor]:
+        """Copy the full value of every canonical name to the host, on every worker."""
+        return {name: value.to(_HOST, copy=True) for name, value in self._broadcast_all(list(self.owners))}
+
+    def _broadcast_all(self, order: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the full value of each canonical name on every worker, valid until the next one is asked for."""
         context, layouts, held = self._context, self._shard_layouts, self.held()
 
         def owner_tensors(names: Sequence[str], owner: int) -> Iterator[torch.Tensor]:
@@ -108,16 +126,11 @@ class DistributedState:
                 yield value
                 del value
 
-        full: dict[str, torch.Tensor] = {}
-        for owner_position, group in itertools.groupby(self.owners, key=self.owners.__getitem__):
+        for owner_position, group in itertools.groupby(order, key=self.owners.__getitem__):
             names, owner = list(group), context.mesh.rank(0, 0, owner_position)
             values = broadcast(owner_tensors(names, owner), context.torch_device, source=owner)
             for name in names:
-                value = next(values)
-                if wanted:
-                    full[name] = value.to(_HOST, copy=True)
-                del value
-        return full
+                yield name, next(values)
 
     @torch.no_grad()
     def load(self, name: str, target: torch.Tensor, full: torch.Tensor) -> None:
@@ -144,6 +157,11 @@ class DistributedState:
     def _owns(self, name: str) -> bool:
         is_first = (self._context.data, self._context.tensor) == (0, 0)
         return is_first and self.owners[name] == self._context.pipeline
+
+    def _full_shape(self, name: str, value: torch.Tensor, layouts: Mapping[str, ShardLayout]) -> tuple[int, ...]:
+        """Return the shape of what ``_gather`` returns."""
+        layout = None if name in self._unused else layouts.get(name)
+        return tuple(value.shape) if layout is None or not value.ndim else layout.full_shape(value)
 
     def _gather(self, name: str, value: torch.Tensor, layouts: Mapping[str, ShardLayout]) -> torch.Tensor:
         return value if name in self._unused else full_tensor(value.detach(), layouts.get(name), _HOST)

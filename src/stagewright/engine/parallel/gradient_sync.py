@@ -12,7 +12,7 @@ experts                   ExpertGradientSync over the replicas that hold the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.machine.gloo_threads import sched_batch_threads
+from stagewright.spec.mesh import Mesh
 from stagewright.spec.searched_order import splits_backward
 
 
@@ -165,7 +166,9 @@ class GradientSync:
             index: [value for value in part.stage_parameters[index] if id(value) not in part.expert_parameters]
             for index in part.stages
         }
-        return GradientAllReduce(parameters, data_group=data_group, tied=tied, overlap=self._can_overlap)
+        return GradientAllReduce(
+            parameters, data_group=data_group, tied=tied, repeated=self._repeated_tied(), overlap=self._can_overlap
+        )
 
     def _make_expert_sync(self) -> ExpertGradientSync:
         """Make the all-reduce of experts' gradients over the replicas that hold the same experts."""
@@ -206,16 +209,24 @@ class GradientSync:
         groups: dict[tuple[int, ...], Any] = {}
         for name, workers in self._tied.items():
             if workers not in groups:  # every worker of the world creates every group, in the same order
-                for data in range(mesh.data):
-                    for tensor in range(mesh.size("tensor")):
-                        ranks = [mesh.rank(data, tensor, worker) for worker in workers]
-                        with sched_batch_threads():
-                            group = dist.new_group(ranks)
-                        if (data, tensor) == (context.data, context.tensor):
-                            groups[workers] = group
+                for ranks in _tied_ranks(mesh, workers):
+                    with sched_batch_threads():
+                        group = dist.new_group(ranks)
+                    if context.rank in ranks:
+                        groups[workers] = group
             if context.pipeline in workers:
                 tied.append((parameters[name], groups[workers]))
         return tied
+
+    def _repeated_tied(self) -> frozenset[int]:
+        """Return the tied weights whose gradient another tensor worker of this stage sums for it, by identity."""
+        context, degrees = self._part.context, self._part.plan.mesh.degrees
+        parameters = self._part.trainable_parameters()
+        return frozenset(
+            id(parameters[name])
+            for name, workers in self._tied.items()
+            if context.tensor and context.pipeline in workers and len({degrees[worker] for worker in workers}) > 1
+        )
 
     def _make_clipper(self, limit: float) -> GradientClipper:
         """Make the gradient clipper; each parameter of the model counts once for the norm, on one worker."""
@@ -244,6 +255,22 @@ class GradientSync:
         start = recorder.now()
         dist.all_reduce(sums, group=self._part.context.data_group)
         recorder.add("collective", start, num_bytes=sums.nbytes, note="data")
+
+
+def _tied_ranks(mesh: Mesh, workers: Sequence[int]) -> list[list[int]]:
+    """Return the groups of ranks that sum a tied weight: one for each tensor index; one for all, where degrees differ.
+
+    data=1, tensor=2:1, holders 0 and 1:   worker 0 (its gradient) + worker 2 (zeros, its stage has it) + worker 1
+    """
+    if len({mesh.degrees[worker] for worker in workers}) == 1:
+        indices = range(mesh.degrees[workers[0]])
+        return [
+            [mesh.rank(data, index, worker) for worker in workers] for data in range(mesh.data) for index in indices
+        ]
+    return [
+        [mesh.rank(data, index, worker) for index, worker in mesh.positions if worker in workers]
+        for data in range(mesh.data)
+    ]
 
 
 def _check_shared(part: ModelPart) -> None:

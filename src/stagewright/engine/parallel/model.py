@@ -16,10 +16,12 @@ from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import CaptureError, UnknownName, UsageError
 from stagewright.graph.attention.structure import find_attentions
 from stagewright.graph.capture import capture
+from stagewright.graph.preserve import preserved
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.graph.whole_model import WholeModel
 from stagewright.spec.activation_checkpointing import check_recomputed_units, no_attention
 from stagewright.spec.plan import Plan
+from stagewright.zoo.example import WRAP_LISTS
 from stagewright.zoo.model import Batch, Model
 
 CAPTURED_SAMPLES = 4  # enough to tell the batch dimension from others, cheap for a batch of thousands
@@ -82,6 +84,7 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
         try:
             graph = _capture(model, units)
         except CaptureError as error:
+            _reject_lists_of_samples(model)
             if plan.num_stages > 1 or plan.mesh.size("tensor") > 1:
                 raise _suggest_uncut(error, plan) from error
             return _as_whole(model, str(error))
@@ -92,12 +95,13 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
 
 def _keep_regions_whole(plan: Plan, model: Model, graph: UnitGraph) -> UnitGraph:
     """Return a graph whose units hold whole tensor-parallel regions; without stages that may be the whole model."""
-    regions = plan_tensor_parallel(model.module, plan.mesh.tensor)
+    degrees = sorted(set(plan.mesh.degrees) - {1})
+    plans = [plan_tensor_parallel(model.module, degree) for degree in degrees]
     targets = [call.target for call in graph.calls]
-    whole_modules = modules_to_keep_whole(regions, targets)
+    whole_modules = list(dict.fromkeys(name for regions in plans for name in modules_to_keep_whole(regions, targets)))
     if whole_modules:
         return _capture(model, whole_modules)
-    if plan.num_stages == 1 and divides_regions(regions, targets):
+    if plan.num_stages == 1 and any(divides_regions(regions, targets) for regions in plans):
         return _as_whole(model, "tensor parallelism splits layers of several units together")
     return graph
 
@@ -111,6 +115,29 @@ def example_device(model: Model) -> torch.device:
 
 def _suggest_uncut(error: CaptureError, plan: Plan) -> CaptureError:
     return CaptureError(f"{error}; or run it without a cut: data={plan.mesh.num_workers}, with or without FSDP")
+
+
+def _reject_lists_of_samples(model: Model) -> None:
+    """Raise UsageError if the model takes a list of tensors, and fails when their first dimension has two rows.
+
+    A list may hold a tensor for each sample, or tensors with all samples: only running the model tells.
+    """
+    named = [*((f"argument {index}", value) for index, value in enumerate(model.args))]
+    named += [(f"argument {name!r}", value) for name, value in model.kwargs.items()]
+    lists = [(name, value) for name, value in named if isinstance(value, list) and len(structure.tensors(value)) > 1]
+    if not lists or model.weights is not None:
+        return
+    example = model.example(2)
+    args, kwargs = structure.map_tensors(torch.clone, (example.args, example.kwargs))
+    try:
+        with preserved(model.module), torch.no_grad():
+            model.module(*args, **kwargs)
+    except Exception as error:  # whatever the user's model raises
+        name, value = lists[0]
+        raise UsageError(
+            f"{name} is a list of {len(value)} tensors, and the model fails if their first dimension has 2 rows "
+            f"({type(error).__name__}): if each tensor is a sample, {WRAP_LISTS}"
+        ) from error
 
 
 def _as_whole(model: Model, reason: str) -> WholeModel:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from stagewright.engine.batch.batch_norm import check_split_norms
 from stagewright.engine.context.apply import apply_context_parallel, find_blocks
 from stagewright.engine.context.axis import ContextAxis
+from stagewright.engine.data.gradient_allreduce import tied_weight_holders
 from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
@@ -63,15 +64,17 @@ class ModelPart:
         self.replicated = ""
         """Why tensor parallel workers all compute some layers; "" if there are none."""
         self._partial: frozenset[str] = frozenset()
-        if plan.mesh.tensor > 1:  # captured graphs keep calling the same modules
+        if plan.mesh.tensor_degrees:
+            self._check_tensor_degrees()
+        if plan.mesh.context == 1 and context.num_tensor > 1:  # captured graphs keep calling the same modules
             gc.collect()  # a dead autograd graph of capture would keep the gradient shape of a whole weight
-            regions = plan_tensor_parallel(model.module, plan.mesh.tensor, vocab_parallel=plan.vocab_parallel)
+            regions = plan_tensor_parallel(model.module, context.num_tensor, vocab_parallel=plan.vocab_parallel)
             self.replicated = regions.replicated
             require_whole_regions(regions, [call.target for call in self.graph.calls])
             sequence = None
             if plan.sequence_parallel:
                 stages = self.graph.stages(self.cuts)
-                sequence = plan_sequence_parallel(model.module, regions.regions, stages, plan.mesh.tensor)
+                sequence = plan_sequence_parallel(model.module, regions.regions, stages, context.num_tensor)
                 self._partial, self.replicated = sequence.partial, self.replicated or sequence.whole
             self.tensor_axis = apply_tensor_parallel(
                 model.module,
@@ -122,6 +125,22 @@ class ModelPart:
             with self.memory.explain_oom():
                 self.module.to(context.torch_device)
                 self.read_weights(self.module)
+
+    def _check_tensor_degrees(self) -> None:
+        """Refuse, on every worker, what some stage's tensor degree can't divide, or two stages would divide unlike."""
+        mesh, module = self.plan.mesh, self.model.module
+        names = [set(self._trainable_names(stage)) for stage in self.graph.stages(self.cuts)]
+        tied = tied_weight_holders(names, self.stage_workers)
+        for degree in sorted(set(mesh.degrees) - {1}):
+            regions = plan_tensor_parallel(module, degree)
+            require_whole_regions(regions, [call.target for call in self.graph.calls])
+            divided = {f"{layer}.weight" for region in regions.regions for layer, _ in region.layers()}
+            for name in sorted(divided & tied.keys()):
+                if len({mesh.degrees[worker] for worker in tied[name]}) > 1:
+                    raise UsageError(
+                        f"{name} is a weight of stages with different tensor degrees in {mesh}, and each would divide "
+                        f"it in its own way: use one degree, like tensor = {mesh.tensor}"
+                    )
 
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that this worker trains, by their names in the model."""

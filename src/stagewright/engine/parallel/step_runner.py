@@ -174,7 +174,7 @@ class StepRunner:
     def total_loss(self, result: PipelineResult) -> float:
         """Return the loss of the whole batch, the same on every worker."""
         loss = result.loss if result.loss is not None else torch.zeros((), device=self.context.torch_device)
-        total = loss.detach().double().reshape(1) / self.plan.mesh.size("tensor")
+        total = loss.detach().double().reshape(1) / self.context.num_tensor
         if self.plan.mesh.num_workers > 1:
             activity.switch("reduce loss")
             start = recorder.now()
@@ -266,7 +266,7 @@ class TrainingHooks(ActivityHooks):
         self._gathered = axis if isinstance(axis, StepFSDPReplica) else None
         self.forwards: dict[int, StageForward] = {}
         # Recomputed units that communicate must end alike on all workers, and as forecasts count them.
-        is_alone = runner.plan.mesh.size("tensor") == runner.plan.mesh.expert == 1 and not runner.plan.shard
+        is_alone = runner.context.num_tensor == runner.plan.mesh.expert == 1 and not runner.plan.shard
         if runner.plan.recompute == "attention" or runner.plan.attention_units:
             names = None if runner.plan.recompute == "attention" else runner.plan.attention_units
             checkpoint_attentions(runner.part.stages.values(), runner.memory.forward, names)

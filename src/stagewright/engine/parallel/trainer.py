@@ -30,7 +30,8 @@ from stagewright.engine.parallel.model import capture_for, cut_indices
 from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.resolve import finalize_plan
 from stagewright.engine.parallel.step_runner import StepRunner
-from stagewright.engine.state.checkpoint import Checkpoint, write_checkpoint, write_safetensors
+from stagewright.engine.state.checkpoint import Checkpoint, write_checkpoint
+from stagewright.engine.state.tensor_file import write_tensors
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.user_loop import UserLoop
@@ -179,20 +180,20 @@ class Trainer:
         """Write a checkpoint atomically; ``content`` is the caller's JSON data, which ``load`` returns."""
         activity.begin("checkpoint", step=self.step_number)
         state = self._state
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: list[tuple[str, str, torch.Tensor]] = []
         scalars: dict[str, Any] = {}
         for key, values in self._optimizer_values().items():
             key_tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
             key_scalars = {name: value for name, value in values.items() if name not in key_tensors}
-            tensors |= {f"{key}/{name}": value for name, value in state.owned_in_full(key_tensors).items()}
+            tensors += ((f"{key}/{name}", name, value) for name, value in key_tensors.items())
             scalars |= {f"{key}/{name}": value for name, value in state.owned(key_scalars).items()}
         kind = type(self.optimizer).__name__ if self.optimizer is not None else None
         write_checkpoint(
             path,
             rank=self.context.rank,
             barrier=self._barrier,
-            model=state.owned_in_full(state.held()),
-            optimizer=tensors,
+            model=state.stream_owned((name, name, value) for name, value in state.held().items()),
+            optimizer=state.stream_owned(tensors),
             scalars=scalars,
             codec=self.runner.codecs.state() if self.runner.codecs is not None else {},
             content={
@@ -250,11 +251,14 @@ class Trainer:
         """Write ``model.safetensors`` (and the configuration of a transformers model) into a folder."""
         folder = Path(path)
         activity.begin("gather state")
-        full = self._state.gather_all(wanted=self.context.rank == 0)
-        if self.context.rank == 0:
+        tensors = self._state.stream_all()
+        if self.context.rank:
+            for _ in tensors.values:  # send what worker 0 writes
+                pass
+        else:
             folder.mkdir(parents=True, exist_ok=True)
             partial_file = folder / ".model.safetensors.partial"
-            write_safetensors(partial_file, full)
+            write_tensors(partial_file, tensors)
             os.replace(partial_file, folder / "model.safetensors")
             config: Any = getattr(self.model.module, "config", None)
             if hasattr(config, "save_pretrained"):

@@ -26,7 +26,8 @@ from stagewright.engine.parity.baseline import Baseline, make_baseline, running_
 from stagewright.engine.parity.comparison import compare_with_baseline
 from stagewright.engine.parity.optimizer_step import compare_optimizer_step, step_in_backward
 from stagewright.engine.parity.relative_error import equal_or_nan
-from stagewright.engine.parity.rounding import (
+from stagewright.engine.parity.streamed import stream_baseline
+from stagewright.engine.parity.tolerances import (
     TOLERANCES,
     choose_perturbation,
     full_precision,
@@ -34,7 +35,6 @@ from stagewright.engine.parity.rounding import (
     measure_noise,
     measure_sensitivity,
 )
-from stagewright.engine.parity.streamed import stream_baseline
 from stagewright.engine.parity.whole_batch import compare_whole_batch
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.pipeline.link_codec import fake_link_codecs

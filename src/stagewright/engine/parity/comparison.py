@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.relative_error import SMALLEST, label, name_outputs, relative_error, scales
-from stagewright.engine.parity.rounding import MAX_SENSITIVITY
+from stagewright.engine.parity.tolerances import MAX_SENSITIVITY
 from stagewright.engine.worker.broadcast import broadcast, gather_ragged, gather_text
 from stagewright.runs.result import ParityReport
 

@@ -16,26 +16,30 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from stagewright.engine.parallel.model import capture_for, load_model
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.check import baseline_of, check_parity
-from stagewright.engine.parity.rounding import MAX_SENSITIVITY
+from stagewright.engine.parity.tolerances import MAX_SENSITIVITY
+from stagewright.engine.worker.broadcast import gather_text
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.host_memory import available_bytes
+from stagewright.quantity import format_bytes
 from stagewright.runs.result import ParityReport
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch, Model
 
 SAMPLES_PER_MICROBATCH = 2
 """Two, because batch norm has no variance for one value per channel."""
+MAX_CONTINUOUS_ERROR = 1e-3
+"""Largest error of loss, outputs and buffers, which have no kinks, for a comparison in float64."""
 COPIES = 3
 """Float64 copies of the model that a worker may hold at once: weights, gradients of the baseline and of the plan."""
 
@@ -43,17 +47,18 @@ COPIES = 3
 def decide_in_float64(plan: Plan, report: ParityReport, context: WorkerContext, model_bytes: int) -> ParityReport:
     """Return the report of a plan, decided by a comparison in float64 if rounding may explain why it failed.
 
-    Every worker must call this. ``model_bytes``: size of the whole model's parameters. The report stays as it is if the
-    memory is too small for it, or the model can't run in float64.
+    Every worker must call this. ``model_bytes``: size of the whole model's parameters. If the memory is too small for
+    it, or the model can't run in float64, the report says so (``undecided``) and stays as it is otherwise.
     """
     if not may_be_rounding(plan, report):
         return report
     activity.begin("compare in float64")
     plan = dataclasses.replace(plan, batch=_num_samples(plan))
-    prepared = _prepare(plan, context) if _fits(2 * COPIES * model_bytes, plan, context.torch_device) else None
-    if not _all_workers(prepared is not None, context.torch_device):
-        return report
-    assert prepared is not None
+    prepared = _prepare(plan, context, 2 * COPIES * model_bytes)
+    reasons = gather_text(prepared if isinstance(prepared, str) else "", context.torch_device)
+    if any(reasons):
+        return dataclasses.replace(report, undecided=next(filter(None, reasons)))
+    assert not isinstance(prepared, str)
     model, graph, baseline = prepared
     runner = StepRunner(plan, model, context, graph)
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
@@ -73,8 +78,11 @@ def may_be_rounding(plan: Plan, report: ParityReport) -> bool:
     Codecs round whatever the dtype. Without split sums the activations are those of the baseline, bit for bit.
     """
     splits_sums = plan.mesh.size("tensor") > 1 or plan.mesh.expert > 1
-    is_continuous = all(error <= report.tolerance for error in (report.loss, report.outputs, report.buffers))
-    is_small = all(error <= MAX_SENSITIVITY for error in (report.gradients, report.updates))
+    tolerance = min(report.tolerance, MAX_CONTINUOUS_ERROR)
+    is_continuous = all(error <= tolerance for error in (report.loss, report.outputs, report.buffers))
+    # A gradient that is zero but for rounding has any relative error; the baseline's own sensitivity says so.
+    largest = sys.float_info.max if report.tolerance >= MAX_SENSITIVITY else MAX_SENSITIVITY
+    is_small = all(error <= largest for error in (report.gradients, report.updates))
     return (
         not report.equal
         and plan.training
@@ -92,33 +100,36 @@ def _num_samples(plan: Plan) -> int:
     return plan.batch if plan.speeds else min(plan.batch, smallest)
 
 
-def _prepare(plan: Plan, context: WorkerContext) -> tuple[Model, UnitGraph, Baseline | None] | None:
-    """Load and capture the model in float64, on worker 0 with its baseline; None if it can't run in float64."""
+def _prepare(plan: Plan, context: WorkerContext, needed_bytes: int) -> tuple[Model, UnitGraph, Baseline | None] | str:
+    """Load and capture the model in float64, on worker 0 with its baseline; or say why that can't be done."""
+    available = _available_bytes(plan, context.torch_device)
+    if available is not None and needed_bytes > available:
+        needed = f"{format_bytes(needed_bytes)} for up to {COPIES} copies of the model"
+        return f"each worker needs {needed}, and has {format_bytes(available)}"
     try:
         model = load_model(plan, context, dtype="float64")
-        if not _is_float64(model.module):
-            return None
+        kept = _not_float64(model.module)
+        if kept is not None:
+            return f"the model keeps {kept[0]} in {kept[1]}"
         graph = capture_for(plan, model)
         baseline = baseline_of(plan, model, graph, context, exact=True) if context.rank == 0 else None
-    except Exception:  # code of the user that expects float32, or a kernel without float64
-        return None
+    except Exception as error:  # code of the user that expects float32, or a kernel without float64
+        first_line = (str(error).splitlines() or [""])[0]
+        return f"the model can't run in float64 ({type(error).__name__}: {first_line})"
     return model, graph, baseline
 
 
-def _is_float64(module: nn.Module) -> bool:
-    return all(parameter.dtype == torch.float64 for parameter in module.parameters() if parameter.is_floating_point())
+def _not_float64(module: nn.Module) -> tuple[str, str] | None:
+    """Return name and dtype of the first floating-point parameter that is not float64."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != torch.float64:
+            return name, str(parameter.dtype).removeprefix("torch.")
+    return None
 
 
-def _fits(needed_bytes: int, plan: Plan, device: torch.device) -> bool:
-    """Return whether a worker has so many bytes of memory; workers of one host share its memory."""
+def _available_bytes(plan: Plan, device: torch.device) -> int | None:
+    """Return the memory that a worker may use, if it is known; workers of one host share its memory."""
     if device.type == "cuda":
-        return needed_bytes <= torch.cuda.mem_get_info(device)[0]
+        return torch.cuda.mem_get_info(device)[0]
     available = available_bytes()
-    return available is None or needed_bytes * plan.mesh.num_workers <= available
-
-
-def _all_workers(flag: bool, device: torch.device) -> bool:
-    """Return whether a flag is set on every worker; every worker must call this."""
-    flags = torch.tensor([float(flag)], device=device)
-    dist.all_reduce(flags, op=dist.ReduceOp.MIN)
-    return bool(flags)
+    return None if available is None else available // plan.mesh.num_workers

@@ -126,13 +126,14 @@ class PipelineExecutor:
             self._opened.add((sender, receiver, is_backward))
             if self.context.pipeline not in (sender, receiver):
                 continue
-            ranks = self.context.pipeline_ranks
-            group = self.context.link_group(ranks[sender], ranks[receiver], backward=is_backward)
+            rank, mesh = self.context.rank, self.context.mesh
             number = torch.zeros(1, device=self.context.torch_device)
             if self.context.pipeline == sender:
-                dist.send(number, dst=ranks[receiver], group=group)
+                for peer in mesh.receivers(rank, receiver):
+                    dist.send(number, dst=peer, group=self.context.link_group(rank, peer, backward=is_backward))
             else:
-                dist.recv(number, src=ranks[sender], group=group)
+                peer = mesh.sender(rank, sender)
+                dist.recv(number, src=peer, group=self.context.link_group(peer, rank, backward=is_backward))
 
     def _make_step(
         self,

@@ -247,8 +247,8 @@ class PipelineStep:
         if worker == self.context.pipeline:
             self.local_tensors[transfer] = [None if tensor is None else tensor.detach() for tensor in tensors]
         else:
-            rank = self.context.pipeline_ranks[worker]
-            self.worker.senders[transfer.backward].send(transfer, tensors, rank, self.shapes_of)
+            ranks = self.context.mesh.receivers(self.context.rank, worker)
+            self.worker.senders[transfer.backward].send(transfer, tensors, ranks, self.shapes_of)
 
     def shapes_of(self, transfer: Transfer) -> Sequence[TensorShape]:
         """Return the tensors of a transfer: all that cross in forward, those that need a gradient in backward."""

@@ -4,6 +4,9 @@
     isend(tensor, tag) ────────────►    irecv(buffer, tag)   posted one or two transfers ahead
     holds the tensor until it is sent   waits when the stage needs it; the buffer becomes the stage's input
 
+With tensor degrees that differ between two stages, a sender's tensors go to several workers of the next stage, or to
+none: ``spec.mesh`` draws who sends to whom. A tensor is encoded and held once, however many workers it goes to.
+
 Each direction between two workers has its own process group. Both sides derive the order of transfers from the
 schedule, so receives are posted in the order in which the peer sends (NCCL has no tags). With Gloo, data moves only
 once the receive is posted: posting ahead overlaps communication with compute. If a link has a codec, the sender encodes
@@ -78,15 +81,20 @@ class Sender:
         self,
         transfer: Transfer,
         tensors: Sequence[torch.Tensor | None],
-        rank: int,
+        ranks: Sequence[int],
         shapes: Callable[[Transfer], Sequence[TensorShape]],
     ) -> None:
-        """Send tensors to a world rank without waiting; ``None`` is a missing gradient."""
+        """Send tensors to world ranks without waiting; ``None`` is a missing gradient.
+
+        Several ranks are the tensor workers of one stage; none: another worker of this stage sends to them.
+        """
         self._drop_completed()
-        group = self.group_to(rank)
+        if not ranks:
+            return
         if transfer.backward and _has_flags(self.device):
             flags = torch.tensor([tensor is not None for tensor in tensors], dtype=torch.uint8)
-            self._flags.append((dist.isend(flags, dst=rank, group=group, tag=_tag(transfer, len(tensors))), flags))
+            for rank in ranks:
+                self._flags.append((self._isend(flags, rank, transfer, len(tensors)), flags))
         pending = self._pending[transfer] = []
         for position, tensor in enumerate(tensors):
             if tensor is None:
@@ -98,11 +106,15 @@ class Sender:
             else:
                 tensor = tensor.detach()
             tensor = tensor.cpu().contiguous() if self.through_host else tensor.contiguous()
-            start = recorder.now()
-            work = dist.isend(tensor, dst=rank, group=group, tag=_tag(transfer, position))
-            recorder.add("send", start, stream="send", num_bytes=tensor.nbytes, peer=rank, note=_note(transfer))
-            pending.append((work, tensor))
-            self.sent_bytes[transfer.cut] += tensor.nbytes
+            for rank in ranks:
+                start = recorder.now()
+                work = self._isend(tensor, rank, transfer, position)
+                recorder.add("send", start, stream="send", num_bytes=tensor.nbytes, peer=rank, note=_note(transfer))
+                pending.append((work, tensor))
+                self.sent_bytes[transfer.cut] += tensor.nbytes
+
+    def _isend(self, tensor: torch.Tensor, rank: int, transfer: Transfer, position: int) -> Any:
+        return dist.isend(tensor, dst=rank, group=self.group_to(rank), tag=_tag(transfer, position))
 
     def release(self, transfers: Iterable[Transfer]) -> None:
         """Wait until transfers are sent, which is immediate if the peer is known to have them, and free them."""
@@ -277,4 +289,5 @@ def _is_missing(tensor: torch.Tensor) -> bool:
 
 
 def _count_bytes(pending: _Pending) -> int:
-    return sum(tensor.nbytes for _, tensor in pending)
+    """Count the bytes held, once for a tensor that goes to several workers."""
+    return sum({id(tensor): tensor.nbytes for _, tensor in pending}.values())

@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from stagewright.engine.state.tensor_file import TensorStream, write_tensors
 from stagewright.errors import DataMissing, RunError, UsageError
 from stagewright.files.json_values import parse_json, read_object
 
@@ -46,8 +47,8 @@ def write_checkpoint(
     *,
     rank: int,
     barrier: Callable[[], None],
-    model: Mapping[str, torch.Tensor],
-    optimizer: Mapping[str, torch.Tensor],
+    model: Mapping[str, torch.Tensor] | TensorStream,
+    optimizer: Mapping[str, torch.Tensor] | TensorStream,
     scalars: Mapping[str, Any],
     content: Mapping[str, Any],
     codec: Mapping[str, torch.Tensor] | None = None,
@@ -66,12 +67,9 @@ def write_checkpoint(
                 (hidden / folder).mkdir(parents=True)
         barrier()
         name = f"worker-{rank:05d}.safetensors"
-        if model:
-            _write_hashed(hidden / "model" / name, model)
-        if optimizer or scalars:
-            _write_hashed(hidden / "optimizer" / name, optimizer, {"scalars": json.dumps(dict(scalars))})
-        if codec:
-            _write_hashed(hidden / "codec" / name, codec)
+        _write_hashed(hidden / "model" / name, model)
+        _write_hashed(hidden / "optimizer" / name, optimizer, {"scalars": json.dumps(dict(scalars))} if scalars else {})
+        _write_hashed(hidden / "codec" / name, codec or {})
         barrier()
         if rank == 0:
             with contextlib.suppress(OSError):  # not empty: some worker wrote codec states
@@ -89,28 +87,16 @@ def write_checkpoint(
         raise RunError(f"can't write the checkpoint {path}: {error.strerror or error}") from error
 
 
-def _write_hashed(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write one file, and next to it its hash, which worker 0 moves to the index."""
-    write_safetensors(path, tensors, metadata)
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    _digest_file(path).write_text(digest, encoding="ascii")
-
-
-def write_safetensors(
-    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+def _write_hashed(
+    path: Path, tensors: Mapping[str, torch.Tensor] | TensorStream, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write one file and flush it to disk."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    try:
-        dense = {name: _dense_on_host(value) for name, value in tensors.items()}
-        save_file(dense, path, {"format": "pt", **(metadata or {})})
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"can't write {path}: {error}") from error
+    """Write one file, if there is anything to write, and next to it its hash, which worker 0 moves to the index."""
+    stream = tensors if isinstance(tensors, TensorStream) else TensorStream.of(tensors)
+    if stream.shapes or metadata:
+        _digest_file(path).write_text(write_tensors(path, stream, metadata), encoding="ascii")
+    else:
+        for _ in stream.values:  # take part in gathering what other workers write
+            pass
 
 
 def latest(folder: str | Path) -> Path | None:
@@ -267,12 +253,6 @@ def _open_safetensors(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise UsageError(f"{path} is not a safetensors file: {error}") from None
-
-
-def _dense_on_host(value: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous CPU tensor with its own storage: safetensors rejects tensors that share storage."""
-    dense = value.detach().cpu().contiguous()
-    return dense if dense.untyped_storage().nbytes() == dense.numel() * dense.element_size() else dense.clone()
 
 
 def _replace(hidden: Path, path: Path) -> None:

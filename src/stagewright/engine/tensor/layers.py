@@ -72,6 +72,11 @@ class ShardLayout:
         shards = [section.chunk(num_workers, self.dim)[index] for section in self._sections(full)]
         return torch.cat(shards, self.dim).contiguous()
 
+    def full_shape(self, shard: torch.Tensor) -> tuple[int, ...]:
+        """Return the shape of the full tensor."""
+        size = self.full_size if self.full_size is not None else shard.shape[self.dim] * self.axis.num_workers
+        return (*shard.shape[: self.dim], size, *shard.shape[self.dim + 1 :])
+
     def gather(self, shard: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
         """All-gather the full tensor from the workers' shards; every worker of the axis must call this.
 

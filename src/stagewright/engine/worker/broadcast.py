@@ -60,7 +60,7 @@ def gather_ragged(local: torch.Tensor, device: torch.device) -> list[torch.Tenso
 
 def gather_text(text: str, device: torch.device) -> list[str]:
     """Gather one text per worker, in rank order."""
-    rows = gather_ragged(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), device)
+    rows = gather_ragged(torch.tensor(list(text.encode()), dtype=torch.uint8), device)
     return [bytes(row.tolist()).decode() for row in rows]
 
 

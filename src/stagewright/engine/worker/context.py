@@ -60,7 +60,12 @@ class WorkerContext:
     link_groups: Mapping[tuple[bool, bool], Any]
     """P2P groups of this pipeline, by (for gradients, towards a higher rank)."""
     pipeline_ranks: tuple[int, ...]
-    """World ranks of this pipeline, in order."""
+    """World ranks from which this worker receives, by pipeline index; its own at its own."""
+
+    @property
+    def num_tensor(self) -> int:
+        """Workers that share this worker's stages."""
+        return self.mesh.degrees[self.pipeline]
 
     @property
     def uses_nccl(self) -> bool:
@@ -104,14 +109,13 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
             created = [(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1]
         return next((group for ranks, group in created if rank in ranks), None)
 
-    axes = (range(mesh.data), range(mesh.size("tensor")), range(mesh.pipeline))
+    replicas, stages = range(mesh.data), mesh.positions
     blocks = range(0, mesh.data, mesh.expert)
-    stages = [(t, p) for t in axes[1] for p in axes[2]]
     divided = [[mesh.rank(d + e, t, p) for e in range(mesh.expert)] for t, p in stages for d in blocks]
     alike = [[mesh.rank(d + e, t, p) for d in blocks] for t, p in stages for e in range(mesh.expert)]
     # A script may have initialized NCCL only, but the first P2P exchange goes through the hosts.
     links = backend_of(device)
-    pipelines = [[mesh.rank(d, t, p) for p in axes[2]] for d in axes[0] for t in axes[1]]
+    pipelines = mesh.linked_ranks()
     return WorkerContext(
         rank=rank,
         mesh=mesh,
@@ -120,8 +124,10 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         pipeline=pipeline,
         device=device,
         torch_device=device.torch_device(),
-        data_group=groups([[mesh.rank(d, t, p) for d in axes[0]] for t in axes[1] for p in axes[2]]),
-        tensor_group=groups([[mesh.rank(d, t, p) for t in axes[1]] for d in axes[0] for p in axes[2]]),
+        data_group=groups([[mesh.rank(d, t, p) for d in replicas] for t, p in stages]),
+        tensor_group=groups(
+            [[mesh.rank(d, t, p) for t in range(degree)] for d in replicas for p, degree in enumerate(mesh.degrees)]
+        ),
         expert_group=groups(divided),
         same_experts_group=groups(alike) if mesh.expert > 1 else None,
         link_groups={(backward, up): groups(pipelines, links) for backward in (False, True) for up in (True, False)},

@@ -63,6 +63,11 @@ def build(name: str, *, dropout: float = 0.0, heads: int = 4) -> tuple[nn.Module
         return hf.PegasusXForConditionalGeneration(config).train(), {**ids, "decoder_input_ids": ids["input_ids"]}
     if name == "opt":
         text |= {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}
+    if name.startswith("falcon"):  # falcon-7b: one key/value head; falcon-40b: groups; falcon-heads: one for each head
+        grouped = {"new_decoder_architecture": name == "falcon-40b", "multi_query": name != "falcon-heads"}
+        layout = {**grouped, "num_kv_heads": 2} if name == "falcon-40b" else grouped
+        falcon = {key: value for key, value in text.items() if key != "intermediate_size"}
+        return hf.FalconForCausalLM(hf.FalconConfig(**falcon, **layout)).train(), ids
     kind = {
         "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "opt": "OPT", "phi": "Phi",
         "gpt-neox": "GPTNeoX", "bloom": "Bloom", "phi3": "Phi3", "olmo2": "Olmo2",

@@ -2,7 +2,7 @@
 
 A pattern is matched at every module. A match by name is then verified by shapes and by what the attention's code
 reads, and rejected if its meaning is uncertain: a wrong guess would silently train a different function. Rejected
-layers stay replicated, with the reason. Where no name matches, layers are split by channels (``channels.py``); a model
+layers stay replicated, with the reason. Where no name matches, layers are split by channels (``by_flow.py``); a model
 of which no layer can be split is refused.
 Pure functions of the module tree; the model is not changed.
 """
@@ -171,6 +171,16 @@ def _attention(name: str, module: nn.Module, pattern: Pattern, holders: dict[int
             "instead"
         )
     heads, key_heads = width // head_size, key_width // head_size
+    if len(columns) == 1 and key_heads == 1 < heads:
+        raise UsageError(
+            f"{where}: all {heads} query heads use one key/value head, which tensor parallelism can't split; use data "
+            "or pipeline instead"
+        )
+    if getattr(getattr(owner, "config", None), "alibi", False):
+        raise UsageError(
+            f"{where}: its mask has the position biases (ALiBi) of all heads, which tensor parallelism can't split; "
+            "use data or pipeline instead"
+        )
     norms = tuple(path for path in _HEAD_NORMS if _is_head_norm(getattr(owner, path, None), head_size))
     wide = tuple(
         path

@@ -19,6 +19,7 @@ class Pattern:
 
 
 _CONV1D = ("Conv1D",)
+_FALCON = ("FalconLinear",)
 ATTENTION = (
     Pattern(columns=("q_proj", "k_proj", "v_proj"), row="o_proj"),  # Llama, Mistral, Qwen, ViT, DeiT
     Pattern(columns=("q_proj", "k_proj", "v_proj"), row="out_proj"),  # OPT, BART, CLIP, GPT-J
@@ -29,6 +30,8 @@ ATTENTION = (
     Pattern(columns=("c_attn",), row="c_proj", num_sections=3, layer_classes=_CONV1D),  # GPT-2
     # GPT-NeoX packs query, key and value head by head, so each head is contiguous.
     Pattern(columns=("query_key_value",), row="dense", owner_classes=("GPTNeoXAttention", "PersimmonAttention")),
+    # Falcon packs the queries of one key/value head with that head.
+    Pattern(columns=("query_key_value",), row="dense", layer_classes=_FALCON, owner_classes=("FalconAttention",)),
     Pattern(columns=("qkv_proj",), row="o_proj", num_sections=3, owner_classes=("Phi3Attention",)),
     Pattern(columns=("Wqkv",), row="Wo", num_sections=3, owner_classes=("ModernBertAttention",)),
 )
@@ -38,7 +41,7 @@ FEED_FORWARD = (
     Pattern(columns=("fc1",), row="fc2"),
     Pattern(columns=("c_fc",), row="c_proj", layer_classes=("Conv1D", "Linear")),  # GPT-2; GPT-Neo, StarCoder 2
     Pattern(columns=("intermediate.dense",), row="output.dense"),
-    Pattern(columns=("dense_h_to_4h",), row="dense_4h_to_h"),
+    Pattern(columns=("dense_h_to_4h",), row="dense_4h_to_h", layer_classes=("Linear", *_FALCON)),
     Pattern(columns=("fc_in",), row="fc_out"),  # GPT-J
     Pattern(columns=("lin1",), row="lin2"),
     Pattern(columns=("intermediate_dense",), row="output_dense"),  # wav2vec 2

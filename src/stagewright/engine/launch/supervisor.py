@@ -107,7 +107,7 @@ class _Logs(LogsSpecs):
         return LogsDest(stdouts=files, stderrs=dict(files), error_files=dict.fromkeys(envs, os.devnull))
 
 
-class Agent(LocalElasticAgent):
+class Supervisor(LocalElasticAgent):
     """Runs the workers; torch's agent waits 30 s for a stopped process and does not detect hangs."""
 
     def __init__(

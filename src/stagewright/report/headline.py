@@ -82,10 +82,10 @@ def _candidate(row: RunResult, baseline: RunResult | None) -> Candidate:
 
 def headline(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     """Return what to do in one sentence, and in a second one the strategy that needs less memory, if any."""
-    verified = [one for one in candidates if one.result.workers > 1 and one.result.equal]
+    verified = [candidate for candidate in candidates if candidate.result.workers > 1 and candidate.result.equal]
     if not verified:
         return ()
-    fastest = max(verified, key=lambda one: one.result.samples_per_s)
+    fastest = max(verified, key=lambda candidate: candidate.result.samples_per_s)
     if fastest.speedup is None:
         return (
             f"{_capitalize(fastest.name)} is fastest: {fastest.result.samples_per_s:.1f} samples/s on "
@@ -95,7 +95,9 @@ def headline(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         return (
             f"Stay on one device: {fastest.name} comes closest, at {fastest.speedup:.2f} × on "
             f"{fastest.result.workers} devices{_limit(fastest)}.",
-            *_memory_sentence(fastest, [one for one in candidates if one.result.equal], on_one_device=True),
+            *_memory_sentence(
+                fastest, [candidate for candidate in candidates if candidate.result.equal], on_one_device=True
+            ),
         )
     return (
         f"Use {fastest.name}: {fastest.speedup:.2f} × one device's throughput on {fastest.result.workers} devices"
@@ -108,11 +110,13 @@ def _memory_sentence(
     fastest: Candidate, candidates: Sequence[Candidate], *, on_one_device: bool = False
 ) -> tuple[str, ...]:
     """Name the strategy that needs the least memory, if it is another one and needs clearly less."""
-    measured = [one for one in candidates if one.result.peak_memory_bytes]
-    chosen = next((one for one in measured if one.result.workers == 1), None) if on_one_device else fastest
+    measured = [candidate for candidate in candidates if candidate.result.peak_memory_bytes]
+    chosen = (
+        next((candidate for candidate in measured if candidate.result.workers == 1), None) if on_one_device else fastest
+    )
     if chosen is None or chosen not in measured:
         return ()
-    least = min(measured, key=lambda one: one.result.max_memory_bytes)
+    least = min(measured, key=lambda candidate: candidate.result.max_memory_bytes)
     least_bytes, chosen_bytes = least.result.max_memory_bytes, chosen.result.max_memory_bytes
     if least is chosen or least_bytes > _LESS_MEMORY * chosen_bytes:
         return ()

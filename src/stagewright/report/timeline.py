@@ -128,7 +128,7 @@ def trace_timeline(trace: Trace, step: int, title: str) -> Timeline:
     bars = []
     blocking = blocking_events(trace, step)
     for lane, worker in enumerate(trace.workers):
-        waits = {id(found.event): found.waited_s for found in blocking[worker.rank]}
+        waits = {id(blocked.event): blocked.waited_s for blocked in blocking[worker.rank]}
         for event in worker.of_step(step):
             if event.kind in HOST_KINDS:
                 continue

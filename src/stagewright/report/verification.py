@@ -137,7 +137,7 @@ def _tensors_section(verdict: Verdict) -> Section | None:
     columns = (
         *text_columns("phase", "module", "tensor"),
         *number_columns("error", "tolerance"),
-        *text_columns("ranks", "put together by"),
+        *text_columns("ranks", "assembled by"),
     )
     rows = tuple(
         (

@@ -153,7 +153,7 @@ def test_too_many_viewers_are_told_so(make_run: Callable[..., Any], monkeypatch:
 def test_connections_without_a_token_are_few_and_keep_nobody_out(
     make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(server_module, "MAX_UNAUTHENTICATED", 2)
     before = threading.active_count()
     with served(make_run().path, choose_access("127.0.0.1", "auto")) as server:
         idle = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(5)]
@@ -208,12 +208,12 @@ def test_nothing_that_was_sent_is_repeated_in_a_header(make_run: Callable[..., A
     assert b"X-Injected" not in answer
 
 
-def test_strangers_make_room_for_a_viewer(make_run: Callable[..., Any]) -> None:
+def test_unauthenticated_connections_make_room_for_a_viewer(make_run: Callable[..., Any]) -> None:
     with served(make_run().path, choose_access("127.0.0.1", "auto")) as server:
         before = threading.active_count()
         strangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
         assert ask(server, "/state", Authorization=f"Bearer {server.access.token}")[0] == 200
-        assert threading.active_count() - before <= server_module.MAX_STRANGERS + 1
+        assert threading.active_count() - before <= server_module.MAX_UNAUTHENTICATED + 1
         assert ask(server, "/state", Authorization=f"Bearer {server.access.token}")[0] == 200
         for stranger in strangers:
             stranger.close()

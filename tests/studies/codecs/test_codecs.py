@@ -103,7 +103,7 @@ def test_fewest_bytes_and_the_goal() -> None:
 def test_an_interval_wider_than_the_limit_gives_no_verdict() -> None:
     noisy = {**ACCURACIES, "none": (90.0, 96.0)}
     text = answer_to(concluded(codecs_parts(noisy) | exact()), "How few")
-    assert "can't be told for hadamard4/block8 (21 % of the bytes), sort6+2 (25 % of the bytes)" in text
+    assert "inconclusive for hadamard4/block8 (21 % of the bytes), sort6+2 (25 % of the bytes)" in text
     assert "goal" not in text
 
 

@@ -53,7 +53,7 @@ def test_more_than_n_on_n_devices_repeats_the_baseline_too() -> None:
     assert measured.reason == "2.28 × on 2 devices is more than they reach"
     # The repeated baseline counts instead of the round's.
     row = RunResult.from_dict({**measured.run.to_dict(), "baseline_samples_per_s": measured.baseline_rate})
-    assert speedups_by_round({1: row}, {1: RunResult(samples_per_s=10.0)}, 2) == (pytest.approx(19 / 11),)
+    assert speedups_by_round({1: row}, {1: RunResult(samples_per_s=10.0)}, 2) == ((pytest.approx(19 / 11),), ())
 
 
 def test_what_was_disturbed_is_named_with_its_reason() -> None:

@@ -119,7 +119,7 @@ def test_a_cost_of_checkpointing_that_can_not_be_is_no_cost(rate: float, text: s
     parts["run-data+recompute-1"]["samples_per_s"] = 17.0 / 3.26 if rate == 5.0 else rate
     found = concluded(parts)
     answer = answer_to(found, "cost and save")
-    assert f"Data: activation checkpointing can't be told to cost time (measured {text}" in answer
+    assert f"Data: activation checkpointing has an unknown cost in time (measured {text}" in answer
     (table,) = (table for table in found.tables if table.title.startswith("Cost and savings"))
     assert [row[1] for row in table.rows] == ["25 %", "disturbed", "25 %", "25 %"]
 
@@ -263,7 +263,7 @@ def test_a_busy_machine_gives_no_order_from_one_round() -> None:
     parts["calibration"] = {"measured_at": "2026-11-17T16:39", "noise": 0.42}
     busy = concluded(parts)
     assert "Data is the fastest, pipeline or tensor the slowest." in answer_to(busy, "highest")
-    assert "Can't be told for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")
+    assert "Inconclusive for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")
 
 
 def test_a_busy_machine_advises_nothing_about_speed() -> None:
@@ -273,10 +273,11 @@ def test_a_busy_machine_advises_nothing_about_speed() -> None:
     assert quiet.advice.startswith("Where the model fits, use one device: no strategy is measurably faster.")
     busy = concluded(parts | {"other-load": {"share": 0.8}})
     assert busy.summary is not None
-    assert busy.summary.advice.startswith("Whether any strategy is faster than one device can't be told")
-    assert "Can't be told for data (0.88 ×)" in answer_to(busy, "slower than one device")
+    assert busy.summary.advice.startswith("Whether any strategy is faster than one device is uncertain")
+    assert "Inconclusive for data (0.88 ×)" in answer_to(busy, "slower than one device")
     text = answer_to(busy, "cost and save")
     assert (
-        "Data: activation checkpointing costs time that can't be told (measured 25 % more, on a busy machine)" in text
+        "Data: activation checkpointing costs an uncertain amount of time (measured 25 % more, on a busy machine)"
+        in text
     )
     assert "and saves 25 % of the memory" in text

@@ -206,7 +206,7 @@ def test_what_devices_can_not_reach_is_left_out() -> None:
     row = table_rows(findings.tables[1])[2]
     assert (row["speed-up"], row["range"]) == ("1.57", "(left out: 2.28, more than devices)")
     both = concluded(stages_parts(blocks=(45.6, 48.0), macs=(46.0, 48.0)))
-    assert "2 stages: can't be told: measured 2.30 ×" in answer_to(both, "What speed-up")
+    assert "2 stages: inconclusive: measured 2.30 ×" in answer_to(both, "What speed-up")
     assert table_rows(both.tables[1])[2]["speed-up"] == "–"
 
 
@@ -298,10 +298,10 @@ def test_a_mode_that_can_not_be_told_is_named_in_the_summary() -> None:
     parts |= {name.replace("inference", "training"): data for name, data in training.items() if "inference" in name}
     summary = concluded(parts, modes=["inference", "training"]).summary
     assert summary is not None
-    assert "Training can't be told: its runs were disturbed." in summary.measured
+    assert "Inconclusive for training, whose runs were disturbed." in summary.measured
     busy = concluded(stages_parts() | {"calibration": {"noise": 0.4}}).summary
     assert busy is not None
-    assert busy.why.startswith("Can't be told for sure, the machine was busy. In this run: the largest loss in")
+    assert busy.why.startswith("Uncertain, since the machine was busy. In this run: the largest loss in")
 
 
 def test_a_forecast_that_is_exact_is_off_by_nothing() -> None:

@@ -122,11 +122,11 @@ def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
 def test_accuracy_beside_its_interval_and_chance() -> None:
     text = answer_to(concluded(strategies_parts()), "accuracy")
     assert "(guessing reaches 10): data 95.9 ± " in text
-    assert "All intervals (95 %) contain the accuracy of data parallel: no difference can be told." in text
+    assert "All 95 % intervals contain the accuracy of data parallel: no significant difference." in text
     worse = strategies_parts(accuracy={"pipeline-2-4-even": (60.0, 60.1)})
     assert "Below by more than the interval: pipeline (4) −35.9 ±" in answer_to(concluded(worse), "accuracy")
     alone = answer_to(concluded(strategies_parts(), seeds=[0]), "accuracy")
-    assert "With one seed the variation between seeds is unknown: can't be told." in alone
+    assert "Inconclusive: with one seed, the variation between seeds is unknown." in alone
     names = ("data-2", "pipeline-2-2-even", "pipeline-2-4-even", "pipeline-2-4-client", "data-4", "pipeline-4-4-even")
     guesses = answer_to(concluded(strategies_parts(accuracy=dict.fromkeys(names, (10.5, 11.0)))), "accuracy")
     assert "too little was learned to compare strategies" in guesses
@@ -278,7 +278,7 @@ def test_a_plain_loop_is_a_row_and_judges_the_baseline() -> None:
         found, "which is faster"
     )
     busy = concluded(parts | {"calibration": {"noise": 0.4}})
-    assert "but the machine was busy, so whether they differ can't be told" in answer_to(busy, "which is faster")
+    assert "but the machine was busy, so the comparison is inconclusive" in answer_to(busy, "which is faster")
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_what_a_larger_batch_changes() -> None:
     text = answer_to(findings, "larger batch")
     assert "CIFAR-10, data, 2 workers: batch 64 180.0 samples/s, 1.80 ×, accuracy 95.9" in text
     assert "batch 128 180.0 samples/s" in text
-    assert "No difference in accuracy can be told (" in text
+    assert "No significant difference in accuracy (" in text
     assert "CIFAR-10, batch 128, 2 workers, measured" in answer_to(findings, "which is faster")
     assert {row["batch (micro-batches)"] for row in table_rows(findings.tables[0])} >= {"64", "128"}
     assert len(findings.tables[1].rows) == 5
@@ -340,7 +340,7 @@ def test_neither_strategy_is_advised_where_one_device_is_as_fast() -> None:
     assert summary.advice.startswith("Use one device: neither strategy is measurably faster")
     busy = concluded(strategies_parts(slow) | {"calibration": {"noise": 0.5}}, workers=[2]).summary
     assert busy is not None
-    assert busy.advice.startswith("Whether either is faster than one device can't be told: the machine was busy")
+    assert busy.advice.startswith("Whether either is faster than one device is uncertain: the machine was busy")
     fast = concluded(strategies_parts()).summary
     assert fast is not None
     assert "Use one device" not in fast.advice

@@ -47,7 +47,7 @@ AUTO_S = 20.0
 """Length of a replay with speed ``auto``."""
 
 MAX_VIEWERS = 32
-MAX_STRANGERS = 64
+MAX_UNAUTHENTICATED = 64
 """Connections that have not shown the token yet."""
 
 _COOKIE = "stagewright-token"
@@ -178,22 +178,22 @@ class _Http(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self._lock = threading.Lock()
-        self._strangers: dict[Any, None] = {}  # in the order of their arrival
+        self._unauthenticated: dict[Any, None] = {}  # in the order of their arrival
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._strangers[request] = None
-            oldest = next(iter(self._strangers)) if len(self._strangers) > MAX_STRANGERS else None
+            self._unauthenticated[request] = None
+            oldest = next(iter(self._unauthenticated)) if len(self._unauthenticated) > MAX_UNAUTHENTICATED else None
             if oldest is not None:
-                del self._strangers[oldest]
-                _hang_up(oldest)
+                del self._unauthenticated[oldest]
+                _disconnect(oldest)
         super().process_request(request, client_address)
 
     def admit(self, request: Any) -> None:
         """Note that a connection has shown the token, if there is one."""
         with self._lock:
-            self._strangers.pop(request, None)
+            self._unauthenticated.pop(request, None)
 
     def shutdown_request(self, request: Any) -> None:
         self.admit(request)
@@ -210,7 +210,7 @@ class _Http(ThreadingHTTPServer):
         """Ignore viewers that disconnect during a response."""
 
 
-def _hang_up(connection: Any) -> None:
+def _disconnect(connection: Any) -> None:
     """End a connection; the thread that reads from it ends, too."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -69,8 +69,8 @@ def describe_error(state: LiveState, now_s: float) -> dict[str, Any] | None:
     fault = state.root_fault
     if status in ("failed", "refused", "killed") and fault is not None:
         first, _, _ = fault.text().partition("\n")
-        at, traceback = str(fault.doing) or None, fault.traceback or None
-        return {"worker": fault.worker, "text": first, "at": at, "traceback": traceback}
+        action, traceback = str(fault.doing) or None, fault.traceback or None
+        return {"worker": fault.worker, "text": first, "at": action, "traceback": traceback}
     if status in ("failed", "refused"):
         reported = state.result.error if state.result is not None else None
         first, _, rest = str(reported or state.damaged or "the run failed without an error message").partition("\n")

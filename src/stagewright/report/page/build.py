@@ -55,8 +55,8 @@ def build_report(
     folders = find_folders(paths, newest)
 
     def read(chosen: Sequence[RunFolder], names: Mapping[str, str]) -> tuple[RunData, ...]:
-        found = read_runs(chosen, names)
-        return found if forecaster is None else tuple(forecaster(run) if run.is_timed else run for run in found)
+        data = read_runs(chosen, names)
+        return data if forecaster is None else tuple(forecaster(run) if run.is_timed else run for run in data)
 
     studies: list[Section] = []
     runs: tuple[RunData, ...] = ()
@@ -67,8 +67,8 @@ def build_report(
         rest = [run for run in rest if run not in own]
         fabrics = [run for run in fabrics if run not in own_fabrics]
         names = read_run_names(folder)
-        runs += (found := read(own, names))
-        sections_of_runs = (*run_sections(found), *fabric_sections(own_fabrics, names))
+        runs += (study_runs := read(own, names))
+        sections_of_runs = (*run_sections(study_runs), *fabric_sections(own_fabrics, names))
         studies += [study_section(folder), *_folded(sections_of_runs, folder)]
     runs += (plain := read(rest, {}))
     reasons = tuple(f"{reason}." for reason in folders.damaged)

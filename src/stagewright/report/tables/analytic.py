@@ -41,7 +41,8 @@ def analytic_table(result: AnalyticForecast) -> Table:
 def memory_table(result: AnalyticForecast) -> Table:
     """Tabulate the memory of the first, the last and the fullest pipeline rank."""
     fullest = max(result.memory, key=lambda rank: rank.peak_bytes).rank
-    shown = sorted({0, fullest, len(result.memory) - 1})
+    shown = sorted({0, fullest, len(result.memory) - 1, *result.ranks_above_limit[:4]})
+    limits = result.rank_limits_bytes
     rows = tuple(
         (
             str(rank.rank),
@@ -56,6 +57,7 @@ def memory_table(result: AnalyticForecast) -> Table:
                     rank.peak_bytes,
                 )
             ),
+            *((_limit_text(limits[rank.rank]),) if limits else ()),
             rank.largest,
             rank.when,
         )
@@ -65,17 +67,25 @@ def memory_table(result: AnalyticForecast) -> Table:
         title="peak memory by pipeline rank",
         columns=(
             *number_columns("rank", "parameters", "gradients", "optimizer", "activations", "other", "peak"),
+            *(number_columns("limit") if limits else ()),
             *text_columns("largest", "when"),
         ),
         rows=rows,
     )
 
 
+def _limit_text(limit: int | None) -> str:
+    return "–" if limit is None else format_bytes(limit)
+
+
 def analytic_summary(result: AnalyticForecast) -> list[str]:
     """Return tokens per second, MFU, the interval and whether it fits."""
     limit = result.memory_limit_bytes
     memory = format_bytes(result.peak_memory_bytes)
-    fits = "" if limit is None else f" of {format_bytes(limit)}" + ("" if result.fits else ": does not fit")
+    fits = "" if limit is None or result.rank_limits_bytes else f" of {format_bytes(limit)}"
+    if result.ranks_above_limit:
+        ranks = f" on {len(result.ranks_above_limit)} of {len(result.memory)} pipeline ranks"
+        fits += ": does not fit" + (ranks if result.rank_limits_bytes else "")
     price = result.price_per_million_tokens
     return [
         f"{format_count(result.tokens_per_s)} tokens/s, MFU {100 * result.mfu:.1f} %, peak memory {memory}{fits}",

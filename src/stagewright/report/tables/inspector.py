@@ -31,17 +31,17 @@ def _collectives(report: InspectorReport) -> Table:
         ),
         rows=tuple(
             (
-                found.name or found.communicator,
-                found.collective,
-                f"{len(found.ranks)} of {found.num_ranks}",
-                format_bytes(found.bytes),
-                str(found.num_calls),
-                format_s(found.median_s),
-                f"{found.wait:.0%}",
-                format_s(found.transfer_s),
-                f"{found.bus_bandwidth / 1e9:.2f}",
+                entry.name or entry.communicator,
+                entry.collective,
+                f"{len(entry.ranks)} of {entry.num_ranks}",
+                format_bytes(entry.bytes),
+                str(entry.num_calls),
+                format_s(entry.median_s),
+                f"{entry.wait:.0%}",
+                format_s(entry.transfer_s),
+                f"{entry.bus_bandwidth / 1e9:.2f}",
             )
-            for found in shown
+            for entry in shown
         ),
         notes=(
             "Time: median of all ranks. Waiting: share of it until the last rank joins. GB/s: bus bandwidth without.",
@@ -51,9 +51,9 @@ def _collectives(report: InspectorReport) -> Table:
 
 
 def _ranks(report: InspectorReport) -> Table:
-    found = report.collectives[0]
+    entry = report.collectives[0]
     return Table(
-        title=f"{found.collective} of {format_bytes(found.bytes)} in {found.name or found.communicator}, by rank",
+        title=f"{entry.collective} of {format_bytes(entry.bytes)} in {entry.name or entry.communicator}, by rank",
         columns=(
             *number_columns("rank"),
             *text_columns("host", "pid"),
@@ -64,7 +64,7 @@ def _ranks(report: InspectorReport) -> Table:
                 *(str(rank.rank), rank.host, str(rank.pid), str(rank.num_calls)),
                 *(format_s(rank.median_s), format_s(rank.wait_s), f"{rank.bus_bandwidth / 1e9:.2f}"),
             )
-            for rank in found.ranks[:_MAX_RANKS]
+            for rank in entry.ranks[:_MAX_RANKS]
         ),
     )
 

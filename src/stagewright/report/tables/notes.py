@@ -18,7 +18,10 @@ def parity_note(name: str, parity: ParityReport) -> str:
         return f"{failed}: {parity.worst} has a different shape, is missing, or is not finite on one side"
     if parity.float64_error is not None:
         return f"{failed}: {parity.worst} has a relative error of {parity.float64_error:.0e} in float64 too"
-    return f"{failed}: {parity.worst} has a relative error of {parity.max_error:.0e} (tolerance {parity.tolerance:.0e})"
+    error = f"{parity.worst} has a relative error of {parity.max_error:.0e} (tolerance {parity.tolerance:.0e})"
+    if parity.undecided is not None:
+        return f"{failed}: {error}; float64 could not tell whether this is rounding: {parity.undecided}"
+    return f"{failed}: {error}"
 
 
 def loss_notes(rows: Sequence[RunResult]) -> list[str]:
@@ -42,7 +45,7 @@ def _batch_dependence_note(batch: int, losses_by_strategy: Sequence[tuple[str, W
             strategies.append(strategy)
     first = losses_by_strategy[0][1]
     losses = [first.loss, *(loss for loss, _ in splits.values())]
-    # As few digits as tell the losses apart.
+    # As few digits as distinguish the losses.
     digits = next((num for num in (5, 7, 10) if len({f"{loss:.{num}g}" for loss in losses}) == len(set(losses))), 17)
     dropout = " (without dropout)" if first.without_dropout else ""
     values = ", ".join(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _CONTEXT_LINES = 2  # common lines around those that differ
 _MAX_LINES = 40
+_MAX_OPERATORS = 8
 
 
 def share_table(shares: Sequence[WorkerShare], title: str) -> Table:
@@ -60,7 +61,7 @@ def memory_table(memory: Sequence[WorkerMemory]) -> Table:
     return Table(title="Peak memory", columns=columns, rows=tuple(rows))
 
 
-def operator_table(worker: WorkerOperators, max_rows: int = 8) -> Table:
+def operator_table(worker: WorkerOperators) -> Table:
     """Tabulate the operators that took longest on one worker; operators called by others are not counted."""
     totals: dict[str, tuple[float, int]] = {}
     for operator in worker.operators:
@@ -69,7 +70,7 @@ def operator_table(worker: WorkerOperators, max_rows: int = 8) -> Table:
             totals[operator.name] = (seconds + operator.end_s - operator.start_s, count + 1)
     total_s = sum(seconds for seconds, _ in totals.values())
     num_calls = sum(count for _, count in totals.values())
-    longest = sorted(totals.items(), key=lambda item: -item[1][0])[:max_rows]
+    longest = sorted(totals.items(), key=lambda item: -item[1][0])[:_MAX_OPERATORS]
     return Table(
         title=f"worker {worker.rank}: {num_calls} operators in one step",
         columns=(*text_columns("operator"), *number_columns("calls", "time", "share")),

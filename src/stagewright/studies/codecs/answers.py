@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.codecs.measured import BITS, MeasuredCodec, goal_points, part_name, task_scale
+from stagewright.studies.codecs.measured import (
+    BITS,
+    Codecs,
+    MeasuredCodec,
+    goal_points,
+    part_name,
+    task_scale,
+    without_codec,
+)
 from stagewright.studies.codecs.tables import shown_link, shown_rate, shown_shape
 from stagewright.studies.framework.accuracy import AccuracyScale
 from stagewright.studies.framework.phrases import joined, percent, signed, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
-
-Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 QUESTIONS = (
     "What crosses the links?",
@@ -58,7 +64,7 @@ def _crossing(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         shapes = joined(shown_shape(shape) for row in crossing["shapes"] for shape in row)
         yield (
             f"{recipe.model} on {recipe.shown_data}, batch {recipe.batch}: {shapes}, after {joined(crossing['cuts'])}; "
-            f"with the gradients in return {format_bytes(raw)} per step."
+            f"with the gradients sent back {format_bytes(raw)} per step."
         )
         if not options["epochs"]:
             continue
@@ -71,10 +77,6 @@ def _crossing(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"It is trained on {used}, starting with {weights}."
         if task == "digits" and options["data"] is None:
             yield "No data was given: these are the embedded digits, not the published data sets."
-
-
-def _without_codec(measured: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
-    return next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
 
 
 def _not_judged(scale: AccuracyScale, reference: MeasuredCodec) -> str:
@@ -93,7 +95,7 @@ def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
         return
     for task, measured in codecs.items():
         yield from _parity(results, options, task)
-        reference, name = _without_codec(measured), options["recipes"][task].shown_data
+        reference, name = without_codec(measured), options["recipes"][task].shown_data
         if reference is None:
             yield f"{name}: unknown, since the training without a codec is missing."
             continue
@@ -122,7 +124,7 @@ def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
             yield f"Below it by more than the interval: {joined(texts['loses'])}."
         if texts["unclear"]:
             more = "more seeds" if scale.num_judged is None or scale.num_judged > 5000 else "more --samples and --seeds"
-            yield f"Can't be told, the interval is wider than {points}: {joined(texts['unclear'])}; {more} would tell."
+            yield f"Inconclusive, since the interval is wider than {points}: {joined(texts['unclear'])}; use {more}."
 
 
 def _parity(results: Results, options: Mapping[str, Any], task: str) -> Iterator[str]:
@@ -141,14 +143,14 @@ def _parity(results: Results, options: Mapping[str, Any], task: str) -> Iterator
 
 def _fewest_bytes(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
-        reference, name = _without_codec(measured), options["recipes"][task].shown_data
+        reference, name = without_codec(measured), options["recipes"][task].shown_data
         limit = goal_points(task)
         if reference is None:
             continue
         scale = task_scale(results, options, task, measured)
         reason = _not_judged(scale, reference)
         if reason:
-            yield f"{name}: can't be told: {reason}."
+            yield f"{name}: inconclusive: {reason}."
             continue
         trained = [codec for codec in measured if codec.mean is not None and codec is not reference and codec.raw_bytes]
         verdicts = {codec.codec: scale.compare(codec, reference, limit) for codec in trained}
@@ -166,7 +168,7 @@ def _fewest_bytes(results: Results, options: Mapping[str, Any], codecs: Codecs) 
         fewer = [codec for codec in unclear if not good or codec.ratio < good[0].ratio]
         if fewer:
             texts = joined(f"{codec.codec} ({percent(codec.ratio)} of the bytes)" for codec in fewer)
-            yield f"{name}: can't be told for {texts}: the interval is wider than {limit:g} points."
+            yield f"{name}: inconclusive for {texts}: the interval is wider than {limit:g} points."
         elif not good:
             yield f"{name}: none of these codecs stays {within}."
 
@@ -174,13 +176,13 @@ def _fewest_bytes(results: Results, options: Mapping[str, Any], codecs: Codecs) 
 def _collapse(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Iterator[str]:
     for task, measured in codecs.items():
         recipe: TrainingRecipe = options["recipes"][task]
-        reference = _without_codec(measured)
+        reference = without_codec(measured)
         if reference is None or reference.mean is None:
             continue
         scale = task_scale(results, options, task, measured)
         reason = _not_judged(scale, reference)
         if reason:
-            yield f"{recipe.shown_data}: can't be told: {reason}."
+            yield f"{recipe.shown_data}: inconclusive: {reason}."
             continue
         learned = reference.mean - scale.chance
         texts: dict[str, list[str]] = {}
@@ -188,9 +190,7 @@ def _collapse(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
             if codec.mean is None or codec is reference or codec.ratio > _FEW or not codec.raw_bytes:
                 continue
             kept, half = (codec.mean - scale.chance) / learned, scale.half_width(codec) / learned
-            verdict = (
-                "collapse" if kept + half < _COLLAPSE else "do not" if kept - half > _COLLAPSE else "can't be told"
-            )
+            verdict = "collapse" if kept + half < _COLLAPSE else "do not" if kept - half > _COLLAPSE else "inconclusive"
             name = f"{codec.codec} ({BITS[codec.codec]} bits)" if codec.codec in BITS else codec.codec
             texts.setdefault(verdict, []).append(f"{name} keeps {percent(max(0.0, kept))}")
         if not texts:

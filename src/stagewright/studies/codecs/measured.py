@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.rounds import SeedValues, read_values
@@ -72,6 +72,15 @@ class MeasuredCodec(SeedValues):
         """Bandwidth in bytes/s below which the codec saves time; 0: never."""
         saved = self.raw_bytes - self.step_bytes
         return 0.0 if saved <= 0 else float("inf") if self.codec_s <= 0 else saved / self.codec_s
+
+
+Codecs: TypeAlias = Mapping[str, Sequence[MeasuredCodec]]
+"""The codecs of each task."""
+
+
+def without_codec(measured: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
+    """Return the training without a codec, to which the others are compared; None where it is missing."""
+    return next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
 
 
 def goal_points(task: str) -> float:

@@ -9,7 +9,7 @@ shows to be the same computation. With a single device (one GPU) it is always on
 transfers are between two workers that share the device. With 0 epochs only bytes, errors, times and rates are measured.
 
 The model is cut as published: its first and last units at the client, the rest at the server, so that two tensors cross
-the links, and two gradients in return. Sort quantization at 16, 12, 8 and 4 bits is the published reference. Codecs are
+the links, and two gradients back. Sort quantization at 16, 12, 8 and 4 bits is the published reference. Codecs are
 named FORWARD or FORWARD/BACKWARD.
 """
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stagewright.studies.codecs.measured import MeasuredCodec, goal_points, task_scale
+from stagewright.studies.codecs.measured import Codecs, MeasuredCodec, goal_points, task_scale, without_codec
 from stagewright.studies.codecs.tables import shown_rate
 from stagewright.studies.framework.phrases import joined, percent
 from stagewright.studies.framework.study import Results, Summary
-
-Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 
 def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs, *, goal_ratio: float) -> Summary:
@@ -42,7 +40,7 @@ def _limits(codecs: Codecs) -> str:
 
 def _accuracy(results: Results, options: Mapping[str, Any], task: str, measured: Sequence[MeasuredCodec]) -> str:
     name = options["recipes"][task].shown_data
-    reference = next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
+    reference = without_codec(measured)
     if reference is None:
         return f"{name}: no accuracy was measured."
     scale = task_scale(results, options, task, measured)
@@ -55,11 +53,11 @@ def _accuracy(results: Results, options: Mapping[str, Any], task: str, measured:
     words = {
         "keeps": ("keeps the accuracy", "keep the accuracy"),
         "loses": ("loses accuracy", "lose accuracy"),
-        "unclear": ("can't be told", "can't be told"),
+        "unclear": ("is inconclusive", "are inconclusive"),
     }
     texts = [
-        f"{joined(verdicts[verdict])} {one if len(verdicts[verdict]) == 1 else several}"
-        for verdict, (one, several) in words.items()
+        f"{joined(verdicts[verdict])} {singular if len(verdicts[verdict]) == 1 else plural}"
+        for verdict, (singular, plural) in words.items()
         if verdict in verdicts
     ]
     return f"{name}, {scale.shown(reference)} without a codec: {'; '.join(texts)}."

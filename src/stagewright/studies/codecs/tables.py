@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.codecs.measured import BITS, PUBLISHED, MeasuredCodec, task_scale
+from stagewright.studies.codecs.measured import BITS, PUBLISHED, Codecs, task_scale
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.table import Table
-
-Codecs = Mapping[str, Sequence[MeasuredCodec]]
 
 
 def tables(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Table, ...]:

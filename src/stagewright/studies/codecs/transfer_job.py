@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import read_object
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
@@ -42,13 +43,12 @@ def measure_transfers(
         request = {"codecs": list(codecs), "shape": list(shape), "rounds": rounds}
         save_text(json.dumps(request) + "\n", folder.path / _REQUEST)
         launch(plan, folder, job=_JOB)
-        result: dict[str, Any] = json.loads((folder.path / _RESULT).read_text(encoding="utf-8"))
-        return result
+        return read_object(folder.path / _RESULT)
 
 
 def run(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     """Measure; worker 0 writes the result."""
-    request = json.loads((run_folder.path / _REQUEST).read_text(encoding="utf-8"))
+    request = read_object(run_folder.path / _REQUEST)
     link = _LinkEnd(context, request["shape"])
     times: dict[str, list[float]] = {}
     for repeat in range(_REPEATS * request["rounds"] + 1):

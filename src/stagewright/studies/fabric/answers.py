@@ -109,7 +109,7 @@ def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         worst = max(row["layers"], key=_tail_ratio)
         if not worst["p50_s"]:
             yield (
-                f"{shown_network(network).capitalize()}: can't be told from {counted(row['trials'], 'trial')}."
+                f"{shown_network(network).capitalize()}: inconclusive with {counted(row['trials'], 'trial')}."
                 f"{_timeouts(row) if network in _LOSSY else ''}"
             )
             continue

@@ -20,8 +20,8 @@ def is_correct(row: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Whether the diagnosis names the emulated fault and its host."""
     verdict = row["verdict"]
     kind = "lossy-link" if row["made"] == "failing-link" else row["made"]  # both lose packets
-    truth = ("none", None) if kind == "clean" else (kind, options["wrong_host"])
-    return (verdict["kind"], verdict["rank"]) == truth
+    expected = ("none", None) if kind == "clean" else (kind, options["wrong_host"])
+    return (verdict["kind"], verdict["rank"]) == expected
 
 
 def shown_fault(network: str, options: Mapping[str, Any]) -> str:

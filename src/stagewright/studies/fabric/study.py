@@ -110,7 +110,9 @@ def _workload(options: Options, model: str) -> Workload:
     )
 
 
-def _measure(workload: Workload, places: list[RankLocation], settings: Settings, context: PartContext) -> Measurements:
+def _measure(
+    workload: Workload, locations: list[RankLocation], settings: Settings, context: PartContext
+) -> Measurements:
     from stagewright.fabric.ranks.coordinator import Coordinator
 
     reported_quarters = 0
@@ -121,7 +123,7 @@ def _measure(workload: Workload, places: list[RankLocation], settings: Settings,
             reported_quarters = done * 4 // max(1, total)
             context.note(f"{done} of {total} trials")
 
-    with Coordinator(workload, places, settings) as coordinator:
+    with Coordinator(workload, locations, settings) as coordinator:
         measured = coordinator.run(report)
     if measured.error is not None:
         if measured.error == "interrupted":
@@ -152,8 +154,8 @@ def _send(options: Options, model: str, network: str, context: PartContext) -> d
     if network == "late-host":
         workload = workload.with_delays({options.wrong_host: options.late_s})
     floor = FabricFolder.open(context.folder / context.results[f"floor-{_part_name(model)}"]["run"]).trials()
-    with _hosts(options, network) as (places, view):
-        measured = _measure(workload, places, Settings(steps=False), context)
+    with _hosts(options, network) as (locations, view):
+        measured = _measure(workload, locations, Settings(steps=False), context)
         if view is not None:
             measured.trials.void[:] = view.late_trials(measured.trials)
     result = _save(workload, measured, context, same_host=view is None, floor=floor, network=view and view.network)
@@ -163,8 +165,8 @@ def _send(options: Options, model: str, network: str, context: PartContext) -> d
 @contextmanager
 def _hosts(options: Options, network: str) -> Iterator[tuple[list[RankLocation], Any]]:
     """Provide the hosts on which ranks run: those of a lab, or this host's loopback."""
+    from stagewright.fabric.lab.namespaces import LabView, open_lab
     from stagewright.fabric.lab.network import LabNetwork
-    from stagewright.fabric.lab.session import LabView, open_lab
     from stagewright.fabric.ranks.coordinator import RankLocation
 
     if options.where == "loopback":
@@ -178,11 +180,11 @@ def _hosts(options: Options, network: str) -> Iterator[tuple[list[RankLocation],
         lossy_links=[f"{options.wrong_host}:{losses[network]}"] if network in losses else [],
     )
     with open_lab(lab_network) as lab:
-        places = [
+        locations = [
             RankLocation(name=f"host {host}", host=lab_network.address(host), namespace=lab.namespace(host))
             for host in range(options.hosts)
         ]
-        yield places, LabView(hosts=(), network={**asdict(lab_network), "used": list(lab.methods)}, lateness=None)
+        yield locations, LabView(hosts=(), network={**asdict(lab_network), "used": list(lab.methods)}, lateness=None)
 
 
 def _save(

@@ -48,7 +48,7 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
         else f"{format_s(ideal_s)} per step from the bandwidth and latency of the links alone; reached: "
         f"{percent(ideal_s / step_s)}."
         if ideal_s <= step_s
-        else "Can't be told: the probe of the links was disturbed and is slower than the all-reduces.",
+        else "Unknown: the probe of the links was disturbed and is slower than the all-reduces.",
         why=f"{sum(correct)} of {len(correct)} diagnoses from the trials alone name the emulated cause. "
         f"{_ratios(layered, clean)}".rstrip(),
         advice=" ".join(["Diagnose your network: stagewright fabric run.", *(_REMEDIES[network] for network in faults)])

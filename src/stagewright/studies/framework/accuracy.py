@@ -5,7 +5,7 @@
 
     difference to the reference, with its interval     all of it above −limit ─► keeps the accuracy
                                                        all of it below 0      ─► loses accuracy
-                                                       else                   ─► can't be told
+                                                       else                   ─► inconclusive
 
 A training that is no better than guessing says nothing about what was changed in it.
 """

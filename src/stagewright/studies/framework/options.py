@@ -56,9 +56,9 @@ def option(default: Any, help: str = "", **info: Any) -> Any:
     return field(default=default, metadata={_METADATA: OptionInfo(help=help, **info)})
 
 
-def setting(default: Any, *, quick: Any = _UNSET, on_gpus: Any = _UNSET) -> Any:
+def setting(default: Any, *, quick: Any = _UNSET) -> Any:
     """Declare a field that is not on the command line."""
-    return field(default=default, metadata={_METADATA: OptionInfo(on_command_line=False, quick=quick, on_gpus=on_gpus)})
+    return field(default=default, metadata={_METADATA: OptionInfo(on_command_line=False, quick=quick)})
 
 
 def declared_options(options: type) -> dict[str, tuple[Field[Any], OptionInfo]]:

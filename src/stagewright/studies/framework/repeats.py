@@ -46,7 +46,7 @@ class Expectation:
             return ""
         if self.baseline_rate and rate > SUPERLINEAR * self.num_devices * self.baseline_rate:
             return "superlinear"
-        if self.forecast_rate and apart((rate, self.forecast_rate)) >= UNEXPECTED:
+        if self.forecast_rate and rate_ratio((rate, self.forecast_rate)) >= UNEXPECTED:
             return "unexpected"
         return "unsteady" if run.relative_spread > UNSTEADY else ""
 
@@ -75,7 +75,7 @@ class Measurement:
     """Samples/s of a baseline that was repeated with it."""
 
 
-def apart(rates: Sequence[float]) -> float:
+def rate_ratio(rates: Sequence[float]) -> float:
     """Return the factor between the fastest and the slowest."""
     return max(rates) / min(rates)
 
@@ -97,7 +97,7 @@ def measure(
     baselines = [run_baseline()] if cause == "superlinear" and run_baseline is not None else []
     runs.append(run())
     rates = [row.samples_per_s for row in runs]
-    if apart(rates) >= FAR_APART:
+    if rate_ratio(rates) >= FAR_APART:
         note(f"{rates[0]:.1f} and {rates[1]:.1f} samples/s: a third run decides")
         runs.append(run())
         chosen = sorted(runs, key=lambda row: row.samples_per_s)[1]
@@ -105,7 +105,7 @@ def measure(
         chosen = runs[1]
     elif cause == "unexpected":
         forecast = expected.forecast_rate or rates[0]
-        chosen = min(runs, key=lambda row: apart((row.samples_per_s, forecast)))
+        chosen = min(runs, key=lambda row: rate_ratio((row.samples_per_s, forecast)))
     else:
         chosen = min(runs, key=lambda row: row.relative_spread)
     return Measurement(

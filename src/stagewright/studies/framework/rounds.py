@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from stagewright.runs.baseline import fastest_variant
 from stagewright.runs.result import RunResult
 from stagewright.studies.framework.phrases import spread
-from stagewright.studies.framework.repeats import SUPERLINEAR, apart
+from stagewright.studies.framework.repeats import SUPERLINEAR, rate_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +38,34 @@ class SeedValues:
         return f"{self.mean:.1f}" + (f" ± {self.deviation:.2f}" if self.deviation is not None else "")
 
 
+@dataclass(frozen=True, kw_only=True)  # without slots, to be combined with SeedValues
+class Speedups:
+    """The speed-ups of a plan over one device."""
+
+    speedups: tuple[float, ...]
+    """Of each round; empty if a run failed its parity check."""
+    implausible: tuple[float, ...] = ()
+    """Those that were left out, because this number of devices can't reach them."""
+    equal: bool
+    """Whether every run passed its parity check."""
+    margin: float = 0.05
+    """With one round: relative difference up to which two plans can't be told apart."""
+
+    @property
+    def speedup(self) -> float | None:
+        """The median; None if it is unknown."""
+        return statistics.median(self.speedups) if self.speedups else None
+
+    @property
+    def range(self) -> str:
+        """The range over rounds, or why there is none, and what was left out."""
+        if not self.equal:
+            return "parity check failed"
+        left_out = ", ".join(f"{ratio:.2f}" for ratio in self.implausible)
+        texts = (spread(self.speedups), f"(left out: {left_out}, more than devices)" if left_out else "")
+        return " ".join(filter(None, texts))
+
+
 def read_values(trained: Iterable[Mapping[str, Any] | None]) -> tuple[float, ...]:
     """Read the metric × 100 after the last epoch of each training that succeeded."""
     return tuple(100 * row["epochs"][-1][row["metric"]] for row in trained if row is not None)
@@ -64,7 +91,7 @@ OUTLIER = 5.0
 
 def is_outlier(rate: float, rates: Sequence[float]) -> bool:
     """Whether the rate of one of three or more rounds is far from their median."""
-    return len(rates) > 2 and apart((rate, statistics.median(rates))) > OUTLIER
+    return len(rates) > 2 and rate_ratio((rate, statistics.median(rates))) > OUTLIER
 
 
 def disturbances(results: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[str]:
@@ -77,12 +104,12 @@ def disturbances(results: Mapping[str, Any], names: Mapping[str, str]) -> Iterat
         name, is_round, _ = names[part].partition(", round ")
         if is_round:
             rounds.setdefault(name, []).append(rate)
-        again = row.get("repeated")
-        if again:
-            shown = " then ".join(f"{value:.1f}" for value in again["samples_per_s"])
-            yield f"{names[part]}: {again['reason']}, so it was repeated: {shown} samples/s; {rate:.1f} counts."
+        repeat = row.get("repeated")
+        if repeat:
+            shown = " then ".join(f"{value:.1f}" for value in repeat["samples_per_s"])
+            yield f"{names[part]}: {repeat['reason']}, so it was repeated: {shown} samples/s; {rate:.1f} counts."
     for name, rates in rounds.items():
-        if len(rates) < 2 or apart(rates) <= OUTLIER:
+        if len(rates) < 2 or rate_ratio(rates) <= OUTLIER:
             continue
         left_out = [rate for rate in rates if is_outlier(rate, rates)]
         verdict = (
@@ -91,54 +118,37 @@ def disturbances(results: Mapping[str, Any], names: Mapping[str, str]) -> Iterat
             else "two rounds can't tell which is right; use --rounds 3"
         )
         shown = ", ".join(f"{rate:.1f}" for rate in rates)
-        yield f"{name}: rounds of {shown} samples/s differ by a factor of {apart(rates):.0f}: {verdict}."
+        yield f"{name}: rounds of {shown} samples/s differ by a factor of {rate_ratio(rates):.0f}: {verdict}."
 
 
 def speedups_by_round(
-    runs: Mapping[int, RunResult], baselines: Mapping[int, RunResult], num_devices: int | None = None
-) -> tuple[float, ...]:
+    runs: Mapping[int, RunResult], baselines: Mapping[int, RunResult], num_devices: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Divide the throughput of each round by the baseline's; empty if any run failed its parity check.
 
-    With `num_devices`, ratios that so many devices can't reach are left out: see `implausible_speedups`.
+    Returns:
+        The speed-ups, and apart from them those that are left out, because this number of devices can't reach them.
     """
-    most = math.inf if num_devices is None else SUPERLINEAR * num_devices
-    return tuple(ratio for ratio in _ratios(runs, baselines) if ratio <= most)
-
-
-def implausible_speedups(
-    runs: Mapping[int, RunResult], baselines: Mapping[int, RunResult], num_devices: int
-) -> tuple[float, ...]:
-    """Return the ratios that are left out because so many devices can't reach them."""
-    return tuple(ratio for ratio in _ratios(runs, baselines) if ratio > SUPERLINEAR * num_devices)
-
-
-def range_text(speedups: Sequence[float], implausible: Sequence[float], *, equal: bool) -> str:
-    """Write the range of the speed-ups, or why there is none, and what was left out."""
-    if not equal:
-        return "parity check failed"
-    left_out = ", ".join(f"{ratio:.2f}" for ratio in implausible)
-    return " ".join(
-        text for text in (spread(speedups), f"(left out: {left_out}, more than devices)" if left_out else "") if text
-    )
-
-
-def _ratios(runs: Mapping[int, RunResult], baselines: Mapping[int, RunResult]) -> tuple[float, ...]:
     if not all(run.equal for run in runs.values()):
-        return ()
+        return (), ()
     ratios = []
     for number, run in runs.items():
         # A baseline that was repeated with this run counts instead of the round's.
-        again = run.extra.get("baseline_samples_per_s")
-        if again or number in baselines:
-            ratios.append(run.samples_per_s / float(again or baselines[number].samples_per_s))
-    return tuple(ratios)
+        repeated_rate = run.extra.get("baseline_samples_per_s")
+        if repeated_rate or number in baselines:
+            ratios.append(run.samples_per_s / float(repeated_rate or baselines[number].samples_per_s))
+    most = SUPERLINEAR * num_devices
+    return tuple(ratio for ratio in ratios if ratio <= most), tuple(ratio for ratio in ratios if ratio > most)
 
 
 def choose_baseline(results: Mapping[str, Any], parts: Iterable[str], rounds: int) -> str | None:
     """Return which of several single-device parts is the baseline: the fastest, by its median over rounds."""
     runs = {part: read_rounds(results, part, rounds) for part in parts}
     return fastest_variant(
-        {part: [1 / run.samples_per_s for run in found.values() if run.samples_per_s] for part, found in runs.items()}
+        {
+            part: [1 / run.samples_per_s for run in by_round.values() if run.samples_per_s]
+            for part, by_round in runs.items()
+        }
     )
 
 

@@ -147,12 +147,7 @@ class Answer:
     """Names of its figures."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "question": self.question,
-            "sentences": list(self.sentences),
-            "tables": list(self.tables),
-            "figures": list(self.figures),
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,13 @@ from stagewright.studies.memory.measured import (
     NOISE,
     STRATEGIES,
     MeasuredVariant,
+    Variants,
     checkpointing_cost,
     ideal_speedups,
     is_possible_cost,
     shown_variant,
 )
 from stagewright.studies.parts.measurements import is_busy
-
-Variants = Mapping[str, MeasuredVariant]
 
 QUESTIONS = (
     "Which strategy has the highest speed-up, which the lowest, and why?",
@@ -66,7 +65,7 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
     ordered = _by_speedup(variants)
     flagged = tuple(
         f"Left out: {shown_variant(name)} {joined(map(times, variant.implausible))}, more than its devices can reach: "
-        "the baseline was disturbed; run the study again on a calm machine (--restart)."
+        "the baseline was disturbed; run the study again on a quiet machine (--restart)."
         for name, variant in variants.items()
         if variant.implausible
     )
@@ -80,7 +79,7 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
     )
     sentences = [f"Speed-up on two devices over the fastest run on one: {rates}."]
     is_different = best.is_faster_than(worst)
-    # Neither is called so unless it is apart from the next one too.
+    # Neither is called so unless it also differs from the next one.
     fastest = [variant.strategy for variant in ordered if not best.is_faster_than(variant)]
     slowest = [variant.strategy for variant in ordered if not variant.is_faster_than(worst)]
     if best is not worst:
@@ -134,7 +133,7 @@ def _slow_strategies(results: Results, options: Mapping[str, Any], variants: Var
     ]
     if not slower and unclear:
         names = joined(f"{variant.strategy} ({times(variant.speedup or 0.0)})" for variant in unclear)
-        return (f"Can't be told for {names}: too close to one device for {counted(options['rounds'], 'round')}.",)
+        return (f"Inconclusive for {names}: too close to one device for {counted(options['rounds'], 'round')}.",)
     if not slower:
         return ("None of them is slower than one device here.",)
     serial = variants.get("serial")
@@ -224,14 +223,14 @@ def _checkpointing(results: Results, variants: Variants) -> Iterator[str]:
 
 
 def _checkpointing_time(cost: float, *, is_busy: bool) -> str:
-    """What activation checkpointing costs in time; can't be told where that is impossible, or the machine was busy."""
+    """What activation checkpointing costs in time; unknown where that is impossible, or the machine was busy."""
     if is_busy and is_possible_cost(cost):
-        return f"costs time that can't be told (measured {change(1 + cost, 1)}, on a busy machine)"
+        return f"costs an uncertain amount of time (measured {change(1 + cost, 1)}, on a busy machine)"
     if abs(cost) <= NOISE:
         return f"costs no measurable time ({change(1 + cost, 1)})"
     if not is_possible_cost(cost):
         impossible = "less, though it repeats forwards" if cost < 0 else "more, though it repeats no more than forwards"
-        return f"can't be told to cost time (measured {percent(abs(cost))} {impossible}: a run was disturbed)"
+        return f"has an unknown cost in time (measured {percent(abs(cost))} {impossible}: a run was disturbed)"
     return f"costs {percent(cost)} more time"
 
 

@@ -8,15 +8,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from stagewright.studies.framework.rounds import (
-    choose_baseline,
-    implausible_speedups,
-    median_rate,
-    read_rounds,
-    speedups_by_round,
-)
+from stagewright.studies.framework.rounds import Speedups, choose_baseline, median_rate, read_rounds, speedups_by_round
 from stagewright.studies.parts.measurements import noise_margin
 from stagewright.trace.ideal import IdealStep, check_ideal
 
@@ -26,28 +20,20 @@ SINGLE = ("serial", "serial+recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredVariant:
-    """One variant over all rounds."""
+class MeasuredVariant(Speedups):
+    """One variant over all rounds; the baseline is the fastest single-device variant."""
 
     strategy: str
     recompute: bool
     """Whether it used activation checkpointing."""
     samples_per_s: float
     """Median over rounds."""
-    speedups: tuple[float, ...]
-    """Over the baseline, the fastest single-device variant, in each round; empty if a run failed its parity check."""
-    implausible: tuple[float, ...] = ()
-    """Speed-ups that were left out, because so many devices can't reach them."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker, over all rounds."""
     memory: Mapping[str, int]
     """Peak of the worker with the most, by category."""
     sent_bytes: int
     """Bytes that a step passes to links and collectives, over all workers."""
-    equal: bool
-    """Whether every run passed its parity check."""
-    margin: float = 0.05
-    """With one round: relative difference up to which two variants can't be told apart."""
 
     def is_faster_than(self, other: MeasuredVariant) -> bool:
         """Whether every round is faster than every round of the other; with one round, by the margin."""
@@ -62,14 +48,12 @@ class MeasuredVariant:
         return f"{self.strategy}+recompute" if self.recompute else self.strategy
 
     @property
-    def speedup(self) -> float | None:
-        """The median; None if it is unknown."""
-        return statistics.median(self.speedups) if self.speedups else None
-
-    @property
     def peak(self) -> int:
         """Peak memory of the worker with the most."""
         return max(self.peak_bytes)
+
+
+Variants: TypeAlias = Mapping[str, MeasuredVariant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +106,13 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
                 continue
             first = runs[min(runs)]
             peaks = tuple(max(sizes) for sizes in zip(*(run.peak_memory_bytes for run in runs.values()), strict=True))
+            speedups, implausible = speedups_by_round(runs, baselines, len(peaks))
             measured[variant] = MeasuredVariant(
                 strategy=strategy,
                 recompute=recompute,
                 samples_per_s=median_rate(runs),
-                speedups=speedups_by_round(runs, baselines, len(peaks)),
-                implausible=implausible_speedups(runs, baselines, len(peaks)),
+                speedups=speedups,
+                implausible=implausible,
                 peak_bytes=peaks,
                 memory=asdict(first.memory[peaks.index(max(peaks))]),
                 sent_bytes=first.sent_bytes,

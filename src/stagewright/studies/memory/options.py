@@ -116,7 +116,7 @@ class Options:
     def plan(self, variant: str, num_layers: int | None = None, cuts: tuple[str, ...] = ()) -> Plan:
         """The plan of `serial`, `data`, `tensor+recompute`, … with the model's number of layers or another."""
         strategy, _, recompute = variant.partition("+")
-        mesh = Mesh() if strategy == "serial" else Mesh(**{strategy: 2})
+        mesh = Mesh.parse("serial" if strategy == "serial" else f"{strategy}=2")
         layers = num_layers or self.num_layers
         plan = Plan(
             model=ModelSpec(name=f"gpt-layers:{layers}", sequence_length=self.sequence_length, seed=self.seed),

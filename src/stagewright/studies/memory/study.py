@@ -25,7 +25,7 @@ from stagewright.studies.memory.options import Options
 from stagewright.studies.memory.summary import summarize
 from stagewright.studies.memory.tables import figures, tables
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
-from stagewright.studies.parts.search import MOST_ATTEMPTS, next_size
+from stagewright.studies.parts.search import find_largest
 
 
 def build_study(options: Options) -> Study:
@@ -193,10 +193,10 @@ def _ideal(options: Options, strategy: str, context: PartContext) -> list[dict[s
         single = context.results.get(f"run-{baseline}-{number}")
         if row is not None:
             baseline_s = single["latency_s"] if single is not None else None
-            found = read_ideal(
+            ideal = read_ideal(
                 context.folder / row["run"], batch=options.batch, largest_unit=largest, baseline_s=baseline_s
             )
-            rounds.append({"round": number, **found})
+            rounds.append({"round": number, **ideal})
     return rounds
 
 
@@ -246,27 +246,18 @@ def _fit(options: Options, variant: str, context: PartContext) -> dict[str, Any]
     if forecast["refused"]:
         raise UsageError(forecast["refused"])
     least = 2 if variant.startswith("pipeline") else 1
-    ran: dict[int, bool] = {}
-    attempts: list[dict[str, Any]] = []
-    # Activation checkpointing never fits fewer layers.
-    plain = context.results["fit-forecast"][variant.partition("+")[0]]
-    size: int | None = max(least, int(forecast["largest"]), int(plain["largest"]))
-    while len(attempts) < MOST_ATTEMPTS and size is not None:
+
+    def run(size: int) -> dict[str, Any]:
         context.note(f"{size} layers")
         plan = options.plan(variant, size, _cuts(options, variant, size, context))
-        limited = replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0)
-        row = context.run_or_out_of_memory(limited)
+        row = context.run_or_out_of_memory(replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0))
         if row["ran"]:
             text = "ran, parity check passed" if row["equal"] else "ran, parity check failed"
             row = {"ran": True, "peak_memory_bytes": row["peak_memory_bytes"], "run": row["run"], "text": text}
-        attempts.append({"layers": size, **row})
-        ran[size] = attempts[-1]["ran"]
-        size = next_size(ran, least)
-    largest = max((size for size, fits in ran.items() if fits), default=0)
-    return {
-        "largest": largest,
-        # Whether one more layer was tested and did not fit.
-        "is_exact": ran.get(largest + 1 if largest else least) is False,
-        "forecast": forecast["largest"],
-        "attempts": attempts,
-    }
+        return {"layers": size, **row}
+
+    # Activation checkpointing never fits fewer layers.
+    plain = context.results["fit-forecast"][variant.partition("+")[0]]
+    start = max(least, int(forecast["largest"]), int(plain["largest"]))
+    largest, is_exact, attempts = find_largest(start, least, run)
+    return {"largest": largest, "is_exact": is_exact, "forecast": forecast["largest"], "attempts": attempts}

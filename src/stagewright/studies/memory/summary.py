@@ -8,11 +8,11 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.memory.measured import MeasuredVariant, ideal_speedups, shown_variant
+from stagewright.studies.memory.measured import MeasuredVariant, Variants, ideal_speedups, shown_variant
 from stagewright.studies.parts.measurements import is_busy
 
 
-def summarize(results: Results, options: Mapping[str, Any], variants: Mapping[str, MeasuredVariant]) -> Summary:
+def summarize(results: Results, options: Mapping[str, Any], variants: Variants) -> Summary:
     parallel = sorted(
         (variant for variant in variants.values() if variant.variant in options["strategies"] and variant.speedup),
         key=lambda variant: variant.speedup or 0.0,
@@ -53,23 +53,18 @@ def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
         if forecast is not None and largest is not None and largest["seconds"] > 0:
             share = percent(largest["seconds"] / forecast["step_s"])
             texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
-    busy = " Can't be told for sure: the machine was busy." if is_busy(results) else ""
+    busy = " Uncertain: the machine was busy." if is_busy(results) else ""
     return f"The largest losses, by forecast: {joined(texts)}.{busy}" if texts else "Unknown: there is no forecast."
 
 
-def _advice(
-    results: Results,
-    options: Mapping[str, Any],
-    parallel: list[MeasuredVariant],
-    variants: Mapping[str, MeasuredVariant],
-) -> str:
+def _advice(results: Results, options: Mapping[str, Any], parallel: list[MeasuredVariant], variants: Variants) -> str:
     best = parallel[0]
     close = [variant.strategy for variant in parallel[1:] if not best.is_faster_than(variant)]
     choice = joined([best.strategy, *close], "or")
     text = f"Where the model fits, use {choice}{', which differ by less than noise' if close else ''}."
     if (best.speedup or 0.0) <= 1 + best.margin:
         text = (
-            "Whether any strategy is faster than one device can't be told: the machine was busy."
+            "Whether any strategy is faster than one device is uncertain: the machine was busy."
             if is_busy(results)
             else "Where the model fits, use one device: no strategy is measurably faster."
         )

@@ -9,12 +9,11 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import percent
-from stagewright.studies.framework.rounds import range_text
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.memory.measured import (
     STRATEGIES,
-    MeasuredVariant,
+    Variants,
     baseline_variant,
     checkpointing_cost,
     ideal_speedups,
@@ -23,8 +22,6 @@ from stagewright.studies.memory.measured import (
 )
 from stagewright.studies.parts.measurements import calibration_note
 from stagewright.table import Table
-
-Variants = Mapping[str, MeasuredVariant]
 
 
 def tables(results: Results, options: Mapping[str, Any], variants: Variants) -> tuple[Table, ...]:
@@ -59,7 +56,7 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
                 "yes" if measured.recompute else "no",
                 f"{measured.samples_per_s:.1f}",
                 f"{measured.speedup:.2f}" if measured.speedup is not None else "–",
-                range_text(measured.speedups, measured.implausible, equal=measured.equal),
+                measured.range,
                 f"{forecast['speedup']:.2f}" if forecast is not None else "–",
                 f"{ideal.free:.2f}" if ideal is not None and not measured.recompute else "–",
                 ", ".join(format_bytes(size) for size in measured.peak_bytes),

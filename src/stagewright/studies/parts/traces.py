@@ -22,8 +22,8 @@ def read_ideal(run: str | Path, *, batch: int, largest_unit: float, baseline_s: 
     from stagewright.trace.ideal import ideal_step
 
     trace = read_trace(RunFolder.open(run))
-    found = ideal_step(trace, trace.median_step, batch=batch, largest_unit=largest_unit, baseline_s=baseline_s)
-    return found.to_dict()
+    ideal = ideal_step(trace, trace.median_step, batch=batch, largest_unit=largest_unit, baseline_s=baseline_s)
+    return ideal.to_dict()
 
 
 def read_counts(run: str | Path) -> list[dict[str, Any]]:

@@ -126,10 +126,10 @@ def choose_tasks(
     if tasks == ("digits",) and folder is not None:
         # A folder one level too high is a slip, not a wish for other data.
         below = [child for child in sorted(Path(folder).iterdir()) if child.is_dir()]
-        found = [child for child in below if tasks_in(str(child), wanted) != ("digits",)]
-        if len(found) == 1:
-            note(f"{folder} has none of {', '.join(wanted)}, but {found[0].name} in it has: using {found[0]}")
-            return str(found[0]), tasks_in(str(found[0]), wanted)
+        usable = [child for child in below if tasks_in(str(child), wanted) != ("digits",)]
+        if len(usable) == 1:
+            note(f"{folder} has none of {', '.join(wanted)}, but {usable[0].name} in it has: using {usable[0]}")
+            return str(usable[0]), tasks_in(str(usable[0]), wanted)
         if data is not None:
             raise DataMissing(
                 f"--data-dir {data} has none of {', '.join(wanted)}: name the folder with cifar10/ or glue/rte/ in it, "

@@ -1,6 +1,6 @@
 """Check the inputs of a study before it gets a folder: models, devices, policies, the cluster file.
 
-A missing input would otherwise make every part fail in turn. Data and weights are checked by `training_recipe`.
+A missing input would otherwise make one part after the other fail. Data and weights are checked by `training_recipe`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def _check_memory(study: Study) -> None:
     if study.name == "memory":
         spec = ModelSpec(name="gpt-layers:1", sequence_length=study.options["sequence_length"])
     else:
-        from stagewright.studies.runner.load import options_class
+        from stagewright.studies.runner.load import read_options
 
-        chosen = options_class(study.name)(**{key: _as_tuple(value) for key, value in study.options.items()})
+        chosen = read_options(study.name, study.options)
         spec = chosen.recipe(chosen.tasks[0]).model_spec(0)
     model = spec.load(batch=2)
     # Two devices share them at best: half of the weights and half of the gradients on each.
@@ -59,7 +59,3 @@ def _check_memory(study: Study) -> None:
             f"--memory {format_bytes(limit)}: no strategy fits {spec.name!r} into it on two devices, half of its "
             f"weights and gradients take {format_bytes(needed)}; use more than that"
         )
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value

@@ -27,7 +27,7 @@ from typing import Any
 
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
-from stagewright.files.json_values import read_object_or_empty
+from stagewright.files.json_values import read_object, read_object_or_empty
 from stagewright.studies.framework.study import Results, Study
 
 
@@ -107,12 +107,10 @@ class StudyFolder:
         """Read study.json."""
         path = self.path / "study.json"
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
+            content = read_object(path)
+        except FileNotFoundError as error:
             raise UsageError(f"can't read {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise UsageError(f"{path} is not JSON: {error}") from None
-        if not isinstance(content, dict) or "study" not in content or "options" not in content:
+        if "study" not in content or "options" not in content:
             raise UsageError(f"{path} does not describe a study: it has no study and options")
         return content
 

@@ -37,12 +37,16 @@ def choose_study(name: str, given: Mapping[str, Any], *, quick: bool) -> Study:
 
 def load_study(name: str, options: Mapping[str, Any]) -> Study:
     """Build a study with all its options, as study.json holds them."""
+    study: Study = import_module(f"stagewright.studies.{name}.study").build_study(read_options(name, options))
+    return study
+
+
+def read_options(name: str, options: Mapping[str, Any]) -> Any:
+    """Build the options of a study from those in study.json."""
     try:
-        chosen = options_class(name)(**{key: _as_tuple(value) for key, value in options.items()})
+        return options_class(name)(**{key: _as_tuple(value) for key, value in options.items()})
     except TypeError as error:
         raise UsageError(f"these are not options of this version of the study {name!r}: {error}") from None
-    study: Study = import_module(f"stagewright.studies.{name}.study").build_study(chosen)
-    return study
 
 
 def load_study_of_folder(folder: StudyFolder) -> Study:

@@ -37,12 +37,12 @@ def announced(folder: Path, devices: Iterable[str], registry: Path | None = None
 
 def find_neighbors(folder: Path, devices: Iterable[str], registry: Path | None = None) -> list[str]:
     """Return the folders of other running studies that time one of these devices."""
-    own = _places(devices)
+    own = _cores_and_gpus(devices)
     neighbors = []
     for path in sorted((registry or _registry()).glob("*.json")):
         entry = read_object_or_empty(path)
         is_other = entry.get("folder") not in (None, str(folder.resolve()))
-        if is_other and _is_running(path.stem) and own & _places(map(str, entry.get("devices") or ())):
+        if is_other and _is_running(path.stem) and own & _cores_and_gpus(map(str, entry.get("devices") or ())):
             neighbors.append(str(entry["folder"]))
     return neighbors
 
@@ -51,14 +51,14 @@ def _registry() -> Path:
     return default_cache_folder() / "studies"
 
 
-def _places(devices: Iterable[str]) -> set[tuple[str, int]]:
+def _cores_and_gpus(devices: Iterable[str]) -> set[tuple[str, int]]:
     """Return the cores and GPUs of devices."""
-    places: set[tuple[str, int]] = set()
+    cores: set[tuple[str, int]] = set()
     for text in devices:
         with contextlib.suppress(UsageError):  # an entry of another program
             device = Device.parse(text)
-            places |= {(device.kind, place) for place in (device.cores if device.kind == "cpu" else (device.index,))}
-    return places
+            cores |= {(device.kind, number) for number in (device.cores if device.kind == "cpu" else (device.index,))}
+    return cores
 
 
 def _is_running(pid: str) -> bool:

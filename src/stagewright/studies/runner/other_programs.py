@@ -63,13 +63,13 @@ def other_load(parts: Iterable[Mapping[str, object]], devices: Iterable[str]) ->
     if num_cores == 0:
         return None
     spare = (os.cpu_count() or num_cores) - num_cores
-    taken = seconds = 0.0
+    used_s = seconds = 0.0
     for part in parts:
         other_s, part_s = part.get("other_cpu_s"), part["seconds"]
         if isinstance(other_s, int | float) and isinstance(part_s, int | float):
             seconds += part_s
-            taken += max(0.0, other_s - spare * part_s)
-    return None if seconds < 1.0 else min(1.0, taken / (num_cores * seconds))
+            used_s += max(0.0, other_s - spare * part_s)
+    return None if seconds < 1.0 else min(1.0, used_s / (num_cores * seconds))
 
 
 def _num_cores(devices: Iterable[str]) -> int:

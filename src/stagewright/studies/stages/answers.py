@@ -14,13 +14,12 @@ from stagewright.studies.stages.contrast import Contrast, explain_shares
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
+    Runs,
     forecast_check,
     forecast_speedup,
     forecasts_of,
     groups_of,
 )
-
-Runs = Mapping[str, Sequence[MeasuredRun]]
 
 QUESTIONS = (
     "Where does each policy cut the model?",
@@ -120,9 +119,9 @@ def _speedup(
     left_out = [ratio for run in runs for ratio in run.implausible]
     if left_out:
         return (
-            f"{head}: can't be told: measured {joined(times(ratio) for ratio in left_out)}, also when repeated, more "
+            f"{head}: inconclusive: measured {joined(times(ratio) for ratio in left_out)}, also when repeated, more "
             f"than {min(count, len(set(options['devices'])))} devices can reach: the baseline was disturbed; run the "
-            "study again on a calm machine (--restart)."
+            "study again on a quiet machine (--restart)."
         )
     if runs:
         return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."

@@ -14,7 +14,6 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import joined, percent, times
-from stagewright.studies.framework.rounds import range_text
 from stagewright.studies.framework.study import Part, PartContext, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.stages.measured import MeasuredRun, baseline_rate, measured_runs
@@ -100,7 +99,7 @@ def contrast_table(contrast: Contrast) -> Table:
             format_bytes(split["sends_bytes"]),
             f"{run.samples_per_s:.1f}",
             f"{run.speedup:.2f}" if run.speedup is not None else "–",
-            range_text(run.speedups, run.implausible, equal=run.equal),
+            run.range,
         )
         for run in contrast.ordered or contrast.runs
         for split in (contrast.splits[run.policy],)
@@ -153,6 +152,6 @@ def contrast_summary(contrast: Contrast | None) -> tuple[str, str]:
         f" Where policies cut differently, use {best.policies}: on {contrast.model} faster than "
         f"{joined(run.policies for run in slower)}."
         if slower
-        else f" On {contrast.model}, which the policies cut differently, their difference can't be told."
+        else f" On {contrast.model}, which the policies cut differently, their difference is within the noise."
     )
     return measured, advice

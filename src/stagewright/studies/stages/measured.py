@@ -6,13 +6,12 @@ several rounds its range is known, and two splits whose ranges overlap are not d
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
-from stagewright.studies.framework.rounds import implausible_speedups, median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.rounds import Speedups, median_rate, read_rounds, speedups_by_round
 from stagewright.studies.framework.study import Results
 from stagewright.studies.parts.measurements import is_busy, noise_margin
 
@@ -21,7 +20,7 @@ PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
+class MeasuredRun(Speedups):
     """The runs of one split, one in each round."""
 
     policy: str
@@ -31,25 +30,12 @@ class MeasuredRun:
     num_stages: int
     samples_per_s: float
     """Median over rounds."""
-    speedups: tuple[float, ...]
-    """Over the single-device baseline in each round; empty if a run failed its parity check."""
     shared: bool
     """Whether stages shared a device."""
     sent_bytes: int
     """Bytes sent per step over all cuts."""
-    implausible: tuple[float, ...] = ()
-    """Speed-ups that were left out, because so many devices can't reach them."""
-    equal: bool = True
-    """Whether every run passed its parity check."""
-    margin: float = 0.05
-    """With one round: relative difference up to which two splits can't be told apart."""
     run: str
     """The run folder of the last round; the newest baseline next to it is of the same round."""
-
-    @property
-    def speedup(self) -> float | None:
-        """The median; None if a run failed its parity check."""
-        return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def policies(self) -> str:
@@ -64,6 +50,9 @@ class MeasuredRun:
             ratio = self.speedups[0] / other.speedups[0]
             return max(ratio, 1 / ratio) - 1 >= self.margin
         return min(self.speedups) > max(other.speedups) or max(self.speedups) < min(other.speedups)
+
+
+Runs: TypeAlias = Mapping[str, Sequence[MeasuredRun]]
 
 
 def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: str) -> list[MeasuredRun]:
@@ -86,14 +75,15 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
             )
             first, last = runs[min(runs)], runs[max(runs)]
             num_devices = min(count, len(set(options["devices"])))
+            speedups, implausible = speedups_by_round(runs, baselines, num_devices)
             measured.append(
                 MeasuredRun(
                     policy=policy,
                     also=also,
                     num_stages=count,
                     samples_per_s=median_rate(runs),
-                    speedups=speedups_by_round(runs, baselines, num_devices),
-                    implausible=implausible_speedups(runs, baselines, num_devices),
+                    speedups=speedups,
+                    implausible=implausible,
                     equal=all(run.equal for run in runs.values()),
                     shared=bool(first.extra.get("shared")),
                     sent_bytes=sum(first.link_bytes.values()),

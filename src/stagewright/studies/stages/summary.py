@@ -10,15 +10,10 @@ from stagewright.studies.framework.phrases import counted, joined, percent, spre
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.stages.contrast import Contrast, contrast_summary
-from stagewright.studies.stages.measured import MeasuredRun, bound_speedup
+from stagewright.studies.stages.measured import MeasuredRun, Runs, bound_speedup
 
 
-def summarize(
-    results: Results,
-    options: Mapping[str, Any],
-    runs: Mapping[str, Sequence[MeasuredRun]],
-    contrast: Contrast | None = None,
-) -> Summary:
+def summarize(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Contrast | None = None) -> Summary:
     best = {
         mode: run
         for mode in options["modes"]
@@ -34,10 +29,10 @@ def summarize(
         )
     speedups = joined(_measured(mode, run) for mode, run in best.items())
     unknown = [mode for mode in options["modes"] if mode not in best and runs[mode]]
-    untold = f" {joined(unknown).capitalize()} can't be told: its runs were disturbed." if unknown else ""
+    disturbed = f" Inconclusive for {joined(unknown)}, whose runs were disturbed." if unknown else ""
     policies, advice = contrast_summary(contrast)
     return Summary(
-        measured=f"{options['model']}: {speedups} over one device.{untold}{policies}",
+        measured=f"{options['model']}: {speedups} over one device.{disturbed}{policies}",
         ideal=_ideal(results, options, best),
         why=_why(results, best),
         advice=_advice(results, options, best, runs) + advice,
@@ -86,16 +81,11 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
             texts.append(text)
     if not texts:
         return "Unknown: no pipeline was explained."
-    busy = "Can't be told for sure, the machine was busy. In this run: " if is_busy(results) else ""
+    busy = "Uncertain, since the machine was busy. In this run: " if is_busy(results) else ""
     return f"{busy}{'t' if busy else 'T'}he largest loss in {'; in '.join(texts)}."
 
 
-def _advice(
-    results: Results,
-    options: Mapping[str, Any],
-    best: Mapping[str, MeasuredRun],
-    runs: Mapping[str, Sequence[MeasuredRun]],
-) -> str:
+def _advice(results: Results, options: Mapping[str, Any], best: Mapping[str, MeasuredRun], runs: Runs) -> str:
     sentences = []
     for mode, run in best.items():
         others = [other for other in runs[mode] if other.num_stages == run.num_stages and other is not run]
@@ -103,7 +93,7 @@ def _advice(
         sentences.append(
             f"{mode.capitalize()}: cut by {run.policies}, faster than {joined(slower)}."
             if slower
-            else f"{mode.capitalize()}: any of these policies will do, their difference can't be told."
+            else f"{mode.capitalize()}: any of these policies will do, their differences are within the noise."
             if others
             else f"{mode.capitalize()}: cut by {run.policies}, which choose the same cuts."
             if run.also

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import percent
-from stagewright.studies.framework.rounds import range_text
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.measurements import calibration_note
 from stagewright.studies.stages.contrast import Contrast, contrast_table
 from stagewright.studies.stages.measured import (
     PUBLISHED,
-    MeasuredRun,
+    Runs,
     baseline_rate,
     bound_speedup,
     forecast_check,
@@ -25,8 +24,6 @@ from stagewright.studies.stages.measured import (
     groups_of,
 )
 from stagewright.table import Table
-
-Runs = Mapping[str, Sequence[MeasuredRun]]
 
 
 def tables(
@@ -106,7 +103,7 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
                     run.policies,
                     f"{run.samples_per_s:.1f}",
                     f"{run.speedup:.2f}" if run.speedup is not None else "–",
-                    range_text(run.speedups, run.implausible, equal=run.equal),
+                    run.range,
                     "measured, devices shared" if run.shared else "measured",
                     f"{forecast_speedup(results, options, mode, forecasts[run.policy]):.2f}"
                     if "speedup" in forecasts.get(run.policy, {})

@@ -14,6 +14,7 @@ from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.large_tables import large_answer
 from stagewright.studies.strategies.measured import (
+    Experiments,
     MeasuredExperiment,
     case_name,
     forecast_check,
@@ -21,8 +22,6 @@ from stagewright.studies.strategies.measured import (
     task_scale,
 )
 from stagewright.studies.strategies.tables import data_on_2
-
-Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 QUESTIONS = (
     "What was trained?",
@@ -109,7 +108,7 @@ def _faster(options: Mapping[str, Any], experiments: Experiments) -> tuple[str, 
         )
     sentences += [
         f"Left out: {row.experiment.shown} {joined(map(times, row.implausible))} on {row.experiment.workers} workers, "
-        "more than they can reach: the baseline was disturbed; run the study again on a calm machine (--restart)."
+        "more than they can reach: the baseline was disturbed; run the study again on a quiet machine (--restart)."
         for measured in experiments.values()
         for row in measured
         if row.implausible
@@ -146,7 +145,7 @@ def _plain(results: Results, options: Mapping[str, Any], task: str) -> str:
     verdict = (
         "so the baseline is a fair one"
         if abs(ratio - 1) <= 0.1
-        else "but the machine was busy, so whether they differ can't be told"
+        else "but the machine was busy, so the comparison is inconclusive"
         if is_busy(results)
         else f"so speed-ups over a plain loop are {times(1 / ratio)} as high"
     )
@@ -201,7 +200,7 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
                 (below if row.mean < data.mean else above).append(
                     f"{label} {signed(row.mean - data.mean)} ± {half:.1f}"
                 )
-        verdict = "All intervals (95 %) contain the accuracy of data parallel: no difference can be told."
+        verdict = "All 95 % intervals contain the accuracy of data parallel: no significant difference."
         if below or above:
             verdict = " ".join(
                 f"{word} by more than the interval: {joined(labels)}."
@@ -209,7 +208,7 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
                 if labels
             )
         if scale.deviation is None:
-            verdict = "With one seed the variation between seeds is unknown: can't be told."
+            verdict = "Inconclusive: with one seed, the variation between seeds is unknown."
         yield f"{head}, {joined(texts)}. {verdict}"
 
 
@@ -271,10 +270,10 @@ def _accuracy_change(scale: AccuracyScale, rows: Sequence[MeasuredExperiment]) -
     if first.mean is None or last.mean is None:
         return "The accuracy was not measured."
     if not scale.has_learned(first) or scale.deviation is None:
-        return "Whether the accuracy differs can't be told."
+        return "The comparison of accuracies is inconclusive."
     difference, half = last.mean - first.mean, scale.difference_half_width(last, first)
     if abs(difference) <= half:
-        return f"No difference in accuracy can be told ({signed(difference)} ± {half:.1f})."
+        return f"No significant difference in accuracy ({signed(difference)} ± {half:.1f})."
     return f"The accuracy differs by more than the interval: {signed(difference)} ± {half:.1f}."
 
 

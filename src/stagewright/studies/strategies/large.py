@@ -18,7 +18,7 @@ from typing import Any
 from stagewright.studies.framework.study import Part, PartContext
 from stagewright.studies.parts.measurements import load_model_costs
 from stagewright.studies.parts.samples import samples_folder
-from stagewright.studies.parts.search import MOST_ATTEMPTS, largest_below, next_size
+from stagewright.studies.parts.search import find_largest, largest_below
 from stagewright.studies.strategies.measured import LARGE_KINDS, LARGE_NAMES, large_part, large_training_part
 from stagewright.studies.strategies.options import Options
 
@@ -125,24 +125,20 @@ def _largest(options: Options, context: PartContext) -> dict[str, Any]:
     saved = context.results[f"profile-{options.tasks[0]}"]
     limit, step = context.results["large-limit"]["memory_bytes"], options.largest_step
     forecast = largest_below(lambda size: _needed_bytes(options, saved, "data", size * step), limit)
-    ran: dict[int, bool] = {}
-    attempts: list[dict[str, Any]] = []
-    size: int | None = max(1, forecast)
-    while len(attempts) < MOST_ATTEMPTS and size is not None:
+
+    def run(size: int) -> dict[str, Any]:
         batch = size * step
         context.note(f"batch {batch}")
         plan = replace(options.large_plan("data", batch, ()), memory_bytes=limit, steps=1, warmup=0)
         row = context.run_or_out_of_memory(plan)
-        kept: dict[str, Any] = {name: row[name] for name in ("ran", "peak_memory_bytes", "run", "text") if name in row}
-        attempts.append({"batch": batch, **kept})
-        ran[size] = row["ran"]
-        size = next_size(ran, 1)
-    largest = max((size for size, fits in ran.items() if fits), default=0)
+        names = ("ran", "peak_memory_bytes", "run", "text")
+        return {"batch": batch, **{name: row[name] for name in names if name in row}}
+
+    largest, is_exact, attempts = find_largest(max(1, forecast), 1, run)
     return {
         "largest": largest * step,
         "step": step,
-        # Whether one step more was tested and did not fit.
-        "is_exact": ran.get(largest + 1) is False,
+        "is_exact": is_exact,
         "forecast": forecast * step,
         "attempts": attempts,
     }

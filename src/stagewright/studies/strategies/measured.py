@@ -8,16 +8,15 @@ accuracy      of each seed; sharing a device does not change it
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import (
     SeedValues,
-    implausible_speedups,
+    Speedups,
     median_rate,
     read_rounds,
     read_values,
@@ -26,7 +25,7 @@ from stagewright.studies.framework.rounds import (
 from stagewright.studies.parts.measurements import is_busy, noise_margin
 
 CLIENT = r"f([1-9]\d*)l([1-9]\d*)"
-"""Name of a cut with so many first and last units at the client: f4l3."""
+"""Name of a cut by the numbers of its first and last units at the client: f4l3."""
 LARGE_KINDS = ("data", "accumulated", "pipeline")
 """How large batches run: data parallel, data parallel with gradient accumulation, pipeline with micro-batches."""
 LARGE_NAMES = {"data": "data", "accumulated": "data, gradient accumulation", "pipeline": "pipeline"}
@@ -126,8 +125,8 @@ def list_experiments(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredExperiment(SeedValues):
-    """One experiment on one task."""
+class MeasuredExperiment(SeedValues, Speedups):
+    """One experiment on one task; its speed-ups are measured or forecast."""
 
     experiment: Experiment
     batch: int
@@ -135,31 +134,21 @@ class MeasuredExperiment(SeedValues):
     learning_rate: float
     samples_per_s: float | None
     """Measured (median over rounds) or forecast; None: unknown."""
-    speedups: tuple[float, ...]
-    """Over one device: of each round, or the forecast's; empty if a run failed its parity check."""
     forecast: float | None
     """The forecast speed-up; None: unknown."""
     is_measured: bool
     """Whether it was run with a device for each worker."""
-    equal: bool
-    """Whether every run passed its parity check."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker; empty if it was not run."""
-    implausible: tuple[float, ...] = ()
-    """Speed-ups that were left out, because so many devices can't reach them."""
-    margin: float = 0.05
-    """With one round: relative difference up to which two experiments can't be told apart."""
-
-    @property
-    def speedup(self) -> float | None:
-        """The median; None if it is unknown."""
-        return statistics.median(self.speedups) if self.speedups else None
 
     @property
     def shown_batch(self) -> str:
         """64 (4): batch and micro-batches."""
         microbatches = self.experiment.microbatches
         return f"{self.batch} ({microbatches})" if self.experiment.strategy == "pipeline" else str(self.batch)
+
+
+Experiments: TypeAlias = Mapping[str, Sequence[MeasuredExperiment]]
 
 
 def task_scale(
@@ -242,10 +231,10 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
             continue
         if runs:
             rate: float | None = median_rate(runs)
-            speedups = speedups_by_round(runs, baselines, experiment.workers)
+            speedups, implausible = speedups_by_round(runs, baselines, experiment.workers)
         else:
             rate = forecast["samples_per_s"] if forecast is not None else None
-            speedups = (forecast["speedup"],) if forecast is not None else ()
+            speedups, implausible = (forecast["speedup"],) if forecast is not None else (), ()
         measured.append(
             MeasuredExperiment(
                 experiment=experiment,
@@ -259,7 +248,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 margin=noise_margin(results),
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
-                implausible=implausible_speedups(runs, baselines, experiment.workers) if runs else (),
+                implausible=implausible,
             )
         )
     return measured

@@ -199,7 +199,7 @@ class Options(TrainingOptions):
         recipe = self.recipe(task)
         count = experiment.workers if experiment is not None else workers
         num_workers = experiment.workers if experiment is not None else 1
-        mesh = Mesh() if experiment is None else Mesh(**{experiment.strategy: num_workers})
+        mesh = Mesh() if experiment is None else Mesh.parse(f"{experiment.strategy}={num_workers}")
         is_client = experiment is not None and experiment.is_client
         microbatches = experiment.microbatches if experiment is not None else 1
         num_stages = (num_workers + 1 if is_client else num_workers) if mesh.pipeline > 1 else 1

@@ -10,9 +10,7 @@ from stagewright.studies.framework.phrases import joined, percent, signed, sprea
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.strategies.large_tables import only_pipeline
-from stagewright.studies.strategies.measured import MeasuredExperiment, case_name, task_scale
-
-Experiments = Mapping[str, Sequence[MeasuredExperiment]]
+from stagewright.studies.strategies.measured import Experiments, MeasuredExperiment, case_name, task_scale
 
 
 def summarize(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Summary:
@@ -67,16 +65,16 @@ def _accuracies(results: Results, options: Mapping[str, Any], experiments: Exper
         if data is None or data.mean is None or not rows:
             continue
         if not scale.has_learned(data) or scale.deviation is None:
-            yield f"Whether the accuracy differs can't be told ({scale.shown(data)}, guessing {scale.chance:g})."
+            yield f"The comparison of accuracies is inconclusive ({scale.shown(data)}, guessing {scale.chance:g})."
             continue
-        apart = [
+        different = [
             f"{row.experiment.shown} {signed(row.mean - data.mean)}"
             for row in rows
             if row.mean is not None and abs(row.mean - data.mean) > scale.difference_half_width(row, data)
         ]
         yield (
-            f"Accuracy: data {scale.shown(data)}; beyond the interval: {joined(apart)}."
-            if apart
+            f"Accuracy: data {scale.shown(data)}; beyond the interval: {joined(different)}."
+            if different
             else f"Accuracy: data {scale.shown(data)}; no pipeline differs beyond the interval."
         )
 
@@ -97,11 +95,11 @@ def _advice(
     text = {
         frozenset({"data"}): "Use data parallel where the model and its batch fit on every device",
         frozenset({"pipeline"}): "Use the pipeline: it is faster here",
-    }.get(frozenset(faster), "Which one is faster can't be told in general: compare both for your batch and workers")
+    }.get(frozenset(faster), "Neither is faster in all cases: compare both for your batch and workers")
     rates = [max(data.speedup or 0.0, pipeline.speedup or 0.0) for _, data, pipeline in pairs]
     if max(rates) <= 1 + pairs[0][1].margin:
         text = (
-            "Whether either is faster than one device can't be told: the machine was busy"
+            "Whether either is faster than one device is uncertain: the machine was busy"
             if is_busy(results)
             else "Use one device: neither strategy is measurably faster with this model and batch, since the steps are "
             "too short for what a split and its messages cost"

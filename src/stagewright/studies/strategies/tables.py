@@ -17,6 +17,7 @@ from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.large_tables import large_table
 from stagewright.studies.strategies.measured import (
     PUBLISHED,
+    Experiments,
     MeasuredExperiment,
     PlainLoop,
     case_name,
@@ -25,8 +26,6 @@ from stagewright.studies.strategies.measured import (
     task_scale,
 )
 from stagewright.table import Table
-
-Experiments = Mapping[str, Sequence[MeasuredExperiment]]
 
 
 def tables(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[Table, ...]:

@@ -98,7 +98,7 @@ def _compare_words(plan: Plan) -> list[object] | None:
 
 
 def _names(value: Recompute | Offload) -> str:
-    """Format a mode, or names of units; a comma at the end tells a single name from a mode."""
+    """Format a mode, or names of units; a comma at the end distinguishes a single name from a mode."""
     return value if isinstance(value, str) else ",".join((*map(str, value), ""))
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from stagewright.errors import UsageError
 from stagewright.fabric.lab.kernel import _missing_capabilities, check_root, drop_filter
+from stagewright.fabric.lab.namespaces import LabView, current_lab, remove_orphans
 from stagewright.fabric.lab.network import LabNetwork, parse_loss
-from stagewright.fabric.lab.session import LabView, current_lab, remove_orphans
 from stagewright.fabric.trials import TrialTable, row_type
 
 needs_root = pytest.mark.skipif(

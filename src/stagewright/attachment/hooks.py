@@ -1,4 +1,4 @@
-"""The places in torch and Python that show what a training loop does, without a change to it.
+"""Hooks in torch and Python that observe a training loop without changing it.
 
     Optimizer.step      ends a step            torch's global optimizer hooks
     DataLoader          time, batch size       its iterator's __next__

@@ -53,7 +53,7 @@ class AttachedSummary:
 def summarize(folder: RunFolder) -> AttachedSummary:
     """Read the metrics of all ranks."""
     lines = {rank: [line for line in folder.metrics(rank) if line.get("kind") == "step"] for rank in folder.workers()}
-    lines = {rank: found for rank, found in lines.items() if found}
+    lines = {rank: of_rank for rank, of_rank in lines.items() if of_rank}
     if not lines:
         raise UsageError(f"{folder.path} has no steps yet")
     reference = lines[min(lines)]
@@ -63,7 +63,7 @@ def summarize(folder: RunFolder) -> AttachedSummary:
     # Ranks of one replica load the same samples, which the metrics count for each rank.
     replicas = trace_of(profiles).mesh.data / len(profiles) if profiles else 1.0
     timed = [line for line in plain if line["seconds"] > 0]
-    medians = [_median(line["seconds"] for line in found[_WARM_STEPS:] or found) for found in lines.values()]
+    medians = [_median(line["seconds"] for line in of_rank[_WARM_STEPS:] or of_rank) for of_rank in lines.values()]
     costs = [line["recording_s"] for line in reference]
     total_s = sum(line["seconds"] for line in reference) + sum(costs)
     marker = read_marker(folder)
@@ -75,9 +75,9 @@ def summarize(folder: RunFolder) -> AttachedSummary:
         step_s=step_s,
         samples_per_s=replicas * _median(line["samples"] / line["seconds"] for line in timed),
         tokens_per_s=replicas * _median(line["tokens"] / line["seconds"] for line in timed),
-        loading=max(_share(found, "loading_s") for found in lines.values()),
-        checkpointing=max(_share(found, "checkpoint_s") for found in lines.values()),
-        garbage_collection=max(_share(found, "garbage_collection_s") for found in lines.values()),
+        loading=max(_share(of_rank, "loading_s") for of_rank in lines.values()),
+        checkpointing=max(_share(of_rank, "checkpoint_s") for of_rank in lines.values()),
+        garbage_collection=max(_share(of_rank, "garbage_collection_s") for of_rank in lines.values()),
         peak_memory_bytes=tuple(max(line["memory_bytes"] or 0 for line in lines[rank]) for rank in sorted(lines)),
         skew=(max(medians) - min(medians)) / (sum(medians) / len(medians)),
         flops_per_step=flops,
@@ -94,5 +94,5 @@ def _share(lines: Sequence[dict[str, Any]], name: str) -> float:
 
 
 def _median(values: Iterable[float]) -> float:
-    found = list(values)
-    return float(statistics.median(found)) if found else 0.0
+    numbers = list(values)
+    return float(statistics.median(numbers)) if numbers else 0.0

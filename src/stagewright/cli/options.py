@@ -69,7 +69,7 @@ def choices(kind: str, known: Iterable[str], option: Callable[..., Any], *names:
 _model_option = panel("Model")
 run_option = panel("How it runs")
 _UNIT_NAMES = re.compile(r"[.,@\d]")
-"""What tells names of units from a mode; a name without any of these is written with a comma behind it."""
+"""What distinguishes names of units from a mode; a name without any of these is written with a comma behind it."""
 SCHEDULE_HELP = f"Pipeline schedule; {', '.join(SCHEDULES)}."
 files_option = panel("Files")
 measure_option = panel("How it is measured")
@@ -154,40 +154,31 @@ ContextAttention = Annotated[
 ]
 
 
-def recompute_option(**settings: Any) -> Any:
-    """Return the option of activation checkpointing: a mode, or names of units with commas."""
+def _mode_or_units(check: Callable[[str], None], modes: Iterable[str], **settings: Any) -> Any:
+    """Return an option that takes a mode, or names of units with commas."""
 
     def parse(text: str) -> str:
         if not _UNIT_NAMES.search(text):
-            check_recompute_mode(text)
+            check(text)
         return text
 
-    return run_option(parser=parse, metavar=f"{'|'.join(RECOMPUTES)}|UNITS", **settings)
+    return run_option(parser=parse, metavar=f"{'|'.join(modes)}|UNITS", **settings)
 
 
-def parse_recompute(text: str) -> Any:
+recompute_option = partial(_mode_or_units, check_recompute_mode, RECOMPUTES)
+offload_option = partial(_mode_or_units, lambda text: check_choice("offload mode", text, OFFLOADS), OFFLOADS)
+
+
+def parse_mode_or_units(text: str) -> Any:
     """Return a mode, or the names of units."""
     return tuple(name for name in text.split(",") if name) if _UNIT_NAMES.search(text) else text
 
 
 Recompute = Annotated[str, recompute_option(help="Activation checkpointing.")]
-
-
-def offload_option(**settings: Any) -> Any:
-    """Return the option of activation offload: a mode, or names of units with commas."""
-
-    def parse(text: str) -> str:
-        if not _UNIT_NAMES.search(text):
-            check_choice("offload mode", text, OFFLOADS)
-        return text
-
-    return run_option(parser=parse, metavar=f"{'|'.join(OFFLOADS)}|UNITS", **settings)
-
-
 Offload = Annotated[str, offload_option(help="Saved activations in host memory until backward.")]
 Shard = Annotated[bool, run_option("--shard", "--fsdp", help="FSDP2: shard what replicas hold.")]
 FSDPShards = Annotated[
-    int | None, run_option("--fsdp-shards", min=2, help="HSDP: shard in groups of so many replicas. \\[default: all]")
+    int | None, run_option("--fsdp-shards", min=2, help="HSDP: replicas that shard together. \\[default: all]")
 ]
 FSDPGather = Annotated[
     str,
@@ -354,6 +345,14 @@ def check_output(path: Path, option: str, like: str) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{option} {path}: there is no folder {path.parent}; create it first: mkdir -p {path.parent}")
     _check_writable(path.parent, f"{option} {path}")
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse a figure that can't be written, before the work starts."""
+    if path is not None:
+        from stagewright.report.figures.file import check_figure_path
+
+        check_figure_path(path)
 
 
 def check_output_folder(path: Path, option: str) -> None:

@@ -45,6 +45,8 @@ class ParityReport:
     """Largest relative error of what the optimizer step changes; 0 for inference."""
     float64_error: float | None = None
     """Largest relative error of the step in float64, which decided ``equal``; None where float32 decided."""
+    undecided: str | None = None
+    """Why the step could not be repeated in float64, although rounding may explain the error; None otherwise."""
     streamed: bool = False
     """Whether the baseline ran unit by unit, because the model is too large to be held whole."""
 

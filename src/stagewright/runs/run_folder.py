@@ -147,7 +147,10 @@ def check_root(root: str | Path) -> None:
 def run_name(plan: Plan, begun: datetime) -> str:
     """Name a run by time, model and mesh: 2026-11-15-031502-deit-small-pipeline-2."""
     model = re.sub(r"[^A-Za-z0-9._]+", "-", plan.model.name).strip("-._")[-40:].strip("-._") or "model"
-    axes = [f"{axis}-{plan.mesh.size(axis)}" for axis in AXES if plan.mesh.size(axis) > 1]
+    sizes = {axis: f"{plan.mesh.size(axis)}" for axis in AXES if plan.mesh.size(axis) > 1}
+    if plan.mesh.tensor_degrees:
+        sizes["tensor"] = "-".join(map(str, plan.mesh.tensor_degrees))
+    axes = [f"{axis}-{size}" for axis, size in sizes.items()]
     return "-".join([begun.strftime("%Y-%m-%d-%H%M%S"), model, *(axes or ["serial"])])
 
 

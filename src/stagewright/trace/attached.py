@@ -34,13 +34,13 @@ def profile_path(folder: RunFolder, rank: int, step: int) -> Path:
 
 
 def attached_profiles(folder: RunFolder) -> dict[int, RankProfile]:
-    """Read the profiles of all ranks that have any; a rank's steps are put together."""
+    """Read the profiles of all ranks that have any; a rank's steps are merged."""
     profiles: dict[int, RankProfile] = {}
     for rank in folder.workers():
         for path in sorted(folder.worker(rank).path.glob("step-*.json")):
-            found = read_profile(path, rank)
+            profile = read_profile(path, rank)
             before = profiles.get(rank)
-            profiles[rank] = found if before is None else _joined(before, found)
+            profiles[rank] = profile if before is None else _joined(before, profile)
     return profiles
 
 
@@ -56,15 +56,15 @@ def read_attached(folder: RunFolder) -> Trace:
 
 def _scheduling(folder: RunFolder, rank: int) -> dict[int, StepScheduling]:
     """Return how a rank's training thread was scheduled, by step; empty if its system did not say."""
-    found = {}
+    by_step = {}
     for line in folder.metrics(rank):
         step, cpu_s, runqueue_s = line.get("step"), line.get("cpu_s"), line.get("runqueue_s")
         if isinstance(step, int) and _is_time(cpu_s) and _is_time(runqueue_s):
             loading_s = line.get("loading_runqueue_s")
-            found[step] = StepScheduling(
+            by_step[step] = StepScheduling(
                 cpu_s=cpu_s, runqueue_s=runqueue_s, loading_runqueue_s=loading_s if _is_time(loading_s) else 0.0
             )
-    return found
+    return by_step
 
 
 def _is_time(value: object) -> TypeGuard[float]:

@@ -98,7 +98,7 @@ def blocking_events(trace: Trace, step: int) -> dict[int, tuple[BlockingEvent, .
     arrivals = _arrivals(trace, events)
     blocking: dict[int, tuple[BlockingEvent, ...]] = {}
     for rank, worker_events in events.items():
-        found, number = [], 0
+        blocked, number = [], 0
         for event, own_s in self_times([event for event in worker_events if event.stream != "collective"]):
             ready_s = event.start_s
             if event.kind == "send" and event.note in ("flush", "limit"):
@@ -110,8 +110,8 @@ def blocking_events(trace: Trace, step: int) -> dict[int, tuple[BlockingEvent, .
                 ready_s = arrivals.get((rank, number), event.start_s)
                 number += 1
             waited_s = min(own_s, max(0.0, ready_s - event.start_s))
-            found.append(BlockingEvent(event=event, own_s=own_s, waited_s=waited_s))
-        blocking[rank] = tuple(found)
+            blocked.append(BlockingEvent(event=event, own_s=own_s, waited_s=waited_s))
+        blocking[rank] = tuple(blocked)
     return blocking
 
 
@@ -232,12 +232,13 @@ def _arrivals(trace: Trace, events: Mapping[int, Sequence[TraceEvent]]) -> dict[
 def _group(trace: Trace, rank: int, note: str | None) -> tuple[int, ...]:
     """Return the mesh coordinates of a collective's group."""
     data, tensor, pipeline = trace.mesh.coordinates(rank)
+    degrees = trace.mesh.degrees
     groups = {
         "data": (tensor, pipeline),
         "tensor": (data, pipeline),
         "context": (data, pipeline),
         "expert": (data // trace.mesh.expert, tensor, pipeline),
-        "tied": (data, tensor),
+        "tied": (data, tensor) if degrees[0] == degrees[-1] else (data,),
     }
     return groups.get(note or "", ())
 

@@ -116,8 +116,8 @@ def find_problems(calls: Mapping[int, Sequence[Call]]) -> list[CallFinding]:
         }
         if len(ranks) < 2:
             continue
-        found = _mismatch(group, ranks) or _missing(group, ranks) or _late(group, ranks)
-        findings += [] if found is None else [found]
+        finding = _mismatch(group, ranks) or _missing(group, ranks) or _late(group, ranks)
+        findings += [] if finding is None else [finding]
     return findings
 
 
@@ -147,13 +147,13 @@ def _missing(group: str, ranks: Mapping[int, Mapping[int, Call]]) -> CallFinding
         return None
     ahead = next(rank for rank, number in last.items() if number > min(last.values()))
     following = ranks[ahead].get(min(last.values()) + 1)
-    at = ranks[behind[0]][last[behind[0]]]
+    last_call = ranks[behind[0]][last[behind[0]]]
     missed = "the next call" if following is None else f"call {following.number}, {following.name} {following.sizes}"
     where = f" ({following.where})" if following is not None and following.where else ""
     sentence = (
         f"{_ranks(behind).capitalize()} did not join {missed} of group {group}{where}; the last call there was "
-        f"{at.number}, {at.name}{f' ({at.where})' if at.where else ''}: look for an exception, a branch or a slow "
-        "loader after it"
+        f"{last_call.number}, {last_call.name}{f' ({last_call.where})' if last_call.where else ''}: look for an "
+        "exception, a branch or a slow loader after it"
     )
     return CallFinding(kind="missing", ranks=tuple(behind), group=group, sentence=sentence)
 

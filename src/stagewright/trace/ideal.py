@@ -73,9 +73,9 @@ def ideal_step(
         endless_s = optimizer_s + (mean_s - optimizer_s) * min(1.0, count / batch)
     balanced_s = min(free_s, balanced_s)  # the largest unit's share was measured elsewhere
     endless_s = min(endless_s, balanced_s)
-    found = IdealStep(step_s=step_s, free_s=free_s, balanced_s=balanced_s, endless_s=endless_s)
-    check_ideal(found, trace.run)
-    return found
+    ideal = IdealStep(step_s=step_s, free_s=free_s, balanced_s=balanced_s, endless_s=endless_s)
+    check_ideal(ideal, trace.run)
+    return ideal
 
 
 def check_ideal(ideal: IdealStep, run: str) -> None:

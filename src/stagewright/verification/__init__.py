@@ -2,6 +2,6 @@
 
     user's script ─► recorder ─► record (safetensors + JSON) ─► assembly ─► comparison ─► causes ─► verdict
 
-Not the parity check of our own runs: that is `stagewright.engine.parity`, which knows the plan. Here only the tensors
+Not the parity check of our own runs: that is `stagewright.engine.parity`, which has the plan. Here only the tensors
 are known, in whatever layout the script holds them.
 """

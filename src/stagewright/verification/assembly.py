@@ -1,4 +1,4 @@
-"""Put the tensors of a recorded step together: which samples each rank has, and the full tensor behind each shard.
+"""Assemble the tensors of a recorded step: which samples each rank has, and the full tensor behind each shard.
 
     rank 0  rows 0-3 ┐                       rank 0  [8, 0:16] ┐
     rank 1  rows 4-7 ┘ compared row by row   rank 1  [8, 16:32]┘ concatenated in the dimension that is smaller
@@ -42,14 +42,14 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """A tensor to compare with the baseline's: that of one rank, or one put together from several."""
+    """A tensor to compare with the baseline's: that of one rank, or one assembled from several."""
 
     ranks: tuple[int, ...]
     value: torch.Tensor
     expected: torch.Tensor
     """The same rows of the baseline."""
     joined: str = ""
-    """How it was put together: ``dimension 1``, ``DTensor``, ``flat shards`` or nothing."""
+    """How it was assembled: ``dimension 1``, ``DTensor``, ``flat shards`` or nothing."""
     dim: int | None = None
     """The dimension of the concatenation."""
 
@@ -104,7 +104,7 @@ class Baseline:
 
 def make_baseline(step: Step) -> Baseline:
     """Concatenate the passes (gradient accumulation) of a step on one rank."""
-    rows = [_num_rows(one) for one in _root_inputs(step, 0)]
+    rows = [_num_rows(inputs) for inputs in _root_inputs(step, 0)]
     baseline = Baseline(step=step, rows=sum(rows))
     for key, held in step.pieces.items():
         parts = held[0]
@@ -164,12 +164,12 @@ def match_rows(baseline: Baseline, candidate: Step) -> Rows:
             continue
         passes = _root_inputs(candidate, rank)
         by_rank[rank] = _match_passes(inputs, passes, baseline.rows)
-        if passes and all(one is None for one in by_rank[rank]):
+        if passes and all(rows is None for rows in by_rank[rank]):
             problems.append(f"the inputs of rank {rank} are not samples of the baseline's batch")
             by_rank[rank] = []
-    found = {row for passes in by_rank.values() for rows in passes for row in rows or ()}
-    if not problems and inputs and baseline.rows and len(found) < baseline.rows and by_rank:
-        missing = sorted(set(range(baseline.rows)) - found)
+    matched = {row for passes in by_rank.values() for rows in passes for row in rows or ()}
+    if not problems and inputs and baseline.rows and len(matched) < baseline.rows and by_rank:
+        missing = sorted(set(range(baseline.rows)) - matched)
         problems.append(
             f"{len(missing)} of {baseline.rows} samples of the baseline's batch are on no rank, first row {missing[0]}"
         )
@@ -177,7 +177,7 @@ def match_rows(baseline: Baseline, candidate: Step) -> Rows:
     for rank in range(num_ranks):  # a later stage has the samples of the first stage of its replica
         if rank not in by_rank:
             replica = candidate.recording.ranks[rank].replica
-            mates = [one for one in by_rank if candidate.recording.ranks[one].replica == replica]
+            mates = [other for other in by_rank if candidate.recording.ranks[other].replica == replica]
             by_rank[rank] = by_rank[mates[0]] if mates else [list(range(baseline.rows))]
     return Rows(by_rank=by_rank, stages=stages, fed=fed, problem="; ".join(problems))
 
@@ -191,14 +191,14 @@ def _match_passes(
         if value.ndim == 0 or value.shape[0] != rows:
             continue
         known: dict[bytes, list[int]] = {}
-        dtype = next((one[name].dtype for one in passes if name in one), value.dtype)
+        dtype = next((inputs[name].dtype for inputs in passes if name in inputs), value.dtype)
         for index, row in enumerate(value.to(dtype)):
             known.setdefault(_row_bytes(row), []).append(index)
         unused = {content: list(indices) for content, indices in known.items()}
         matched: list[list[int] | None] = []
-        for one in passes:
+        for inputs in passes:
             rows_found: list[int] | None = []
-            for row in one.get(name, torch.empty(0)):
+            for row in inputs.get(name, torch.empty(0)):
                 content = _row_bytes(row)
                 if content not in known:
                     rows_found = None
@@ -206,12 +206,12 @@ def _match_passes(
                 assert rows_found is not None
                 rows_found.append(unused[content].pop(0) if unused[content] else known[content][0])
             matched.append(rows_found or None)
-        if sum(one is not None for one in matched) > sum(one is not None for one in best):
+        if sum(map(bool, matched)) > sum(map(bool, best)):
             best = matched
-        if all(one is not None for one in best):
+        if all(best):
             break
     # A pass whose samples come again in a later one was a trial run for shapes.
-    return [None if one in best[index + 1 :] else one for index, one in enumerate(best)]
+    return [None if indices in best[index + 1 :] else indices for index, indices in enumerate(best)]
 
 
 def _row_bytes(row: torch.Tensor) -> bytes:
@@ -244,8 +244,8 @@ def assemble(key: Key, baseline: Baseline, candidate: Step, rows: Rows) -> list[
 
 def _has_no_batch(held: Mapping[int, list[Piece]], shape: torch.Size, rows: Rows, num_rows: int) -> bool:
     """Whether each pass has the whole tensor although it has only some of the samples: it has no batch dimension."""
-    pieces = [piece for one in held.values() for piece in one]
-    is_divided = any(len(one) > 1 or len(_row_set(rows, rank)) < num_rows for rank, one in held.items())
+    pieces = [piece for own in held.values() for piece in own]
+    is_divided = any(len(own) > 1 or len(_row_set(rows, rank)) < num_rows for rank, own in held.items())
     return is_divided and all(piece.value.shape == shape for piece in pieces)
 
 
@@ -253,7 +253,7 @@ def _join_without_batch(key: Key, held: Mapping[int, list[Piece]], expected: tor
     """Compare such a tensor in each pass; its gradient is the sum over all samples."""
     if key.kind != "output gradient":
         return [
-            Part(ranks=(rank,), value=piece.value, expected=expected) for rank, one in held.items() for piece in one
+            Part(ranks=(rank,), value=piece.value, expected=expected) for rank, own in held.items() for piece in own
         ]
     chosen = {_row_set(rows, rank): rank for rank in held}
     total = torch.stack([piece.value.double() for rank in chosen.values() for piece in held[rank]]).sum(0)
@@ -261,7 +261,7 @@ def _join_without_batch(key: Key, held: Mapping[int, list[Piece]], expected: tor
 
 
 def _row_set(rows: Rows, rank: int) -> frozenset[int]:
-    return frozenset(row for one in rows.by_rank[rank] for row in one or ())
+    return frozenset(row for indices in rows.by_rank[rank] for row in indices or ())
 
 
 def _join_passes(
@@ -269,7 +269,7 @@ def _join_passes(
 ) -> tuple[tuple[int, ...], torch.Tensor]:
     """Concatenate the passes of a rank; return the rows that they have (empty: all, in order) and the tensor."""
     pieces = sorted(pieces, key=lambda piece: piece.forward_pass)
-    index = [row for one in passes for row in one or ()]
+    index = [row for indices in passes for row in indices or ()]
     if pieces[-1].forward_pass < len(passes):
         pieces = [piece for piece in pieces if passes[piece.forward_pass] is not None] or pieces
     value = pieces[0].value
@@ -302,7 +302,7 @@ def _select(
 def _join_group(
     key: Key, group: Mapping[int, tuple[torch.Tensor, Layout | None]], expected: torch.Tensor, candidate: Step
 ) -> list[Part]:
-    """Compare the ranks of a group one by one, or put their shards together."""
+    """Compare the ranks of a group one by one, or assemble their shards."""
     ranks = tuple(group)
     layouts = [layout for _, layout in group.values()]
     if all(layout is not None and set(layout.placements) != {"replicate"} for layout in layouts):

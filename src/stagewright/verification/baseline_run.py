@@ -19,13 +19,13 @@ from stagewright.verification.context import FOLDER_VARIABLE, ROUNDING_VARIABLE
 
 def load_function(target: str) -> Callable[[], Any]:
     """Return the function that ``FILE.py:FUNCTION`` or ``package.module:function`` names."""
-    place, colon, name = target.rpartition(":")
-    if not colon or not place:
+    source, colon, name = target.rpartition(":")
+    if not colon or not source:
         raise UsageError(f"--baseline {target}: names no function; write FILE.py:FUNCTION, like serial.py:step")
-    if not place.endswith(".py"):
+    if not source.endswith(".py"):
         function: Any = find(target, "baseline", "function")
     else:
-        path = Path(place)
+        path = Path(source)
         if not path.is_file():
             raise UsageError(f"--baseline {target}: there is no file {path} in {Path.cwd()}")
         spec = importlib.util.spec_from_file_location(path.stem, path)

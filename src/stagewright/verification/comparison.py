@@ -31,7 +31,7 @@ _SAFETY = 4.0
 _FLOOR_EPS = 4.0
 """Smallest tolerance, in machine epsilons of the coarsest format of the activations."""
 _SIGNIFICANT = 100.0
-"""Optimizer steps are compared where a gradient is so many tolerances large: Adam turns noise into whole steps."""
+"""Optimizer steps are compared where a gradient exceeds this many tolerances: Adam turns noise into whole steps."""
 
 _LABELS = {
     "gradient": "gradient of {}",
@@ -59,7 +59,7 @@ class Comparison:
     _parts: dict[Key, list[Part]] = field(default_factory=dict)
 
     def parts(self, key: Key) -> list[Part]:
-        """Return the candidate's tensor, put together."""
+        """Return the candidate's tensor, assembled from its parts."""
         if key not in self._parts:
             self._parts[key] = assemble(key, self.baseline, self.candidate, self.rows)
         return self._parts[key]
@@ -81,7 +81,7 @@ class Comparison:
         if not value.is_floating_point():
             return 0.0
         scale = self.scale(key)
-        changes = [relative_error(one.values[key], value, scale) for one in self.perturbed if key in one.values]
+        changes = [relative_error(step.values[key], value, scale) for step in self.perturbed if key in step.values]
         return max([_FLOOR_EPS * self.eps, *(_SAFETY * change for change in changes)])
 
 
@@ -208,9 +208,9 @@ def _compare_update(comparison: Comparison, key: Key) -> TensorError | None:
         scale = max(_largest(old) * comparison.eps, 1e-30)
     precision = 4 * torch.finfo(old.dtype).eps * _largest(old) / scale if old.is_floating_point() else 0.0
     changes = [
-        _masked_error((one.values[key].double() - one.values[before].double()), update, significant, scale)
-        for one in comparison.perturbed
-        if key in one.values
+        _masked_error((step.values[key].double() - step.values[before].double()), update, significant, scale)
+        for step in comparison.perturbed
+        if key in step.values
     ]
     tolerance = max([_FLOOR_EPS * comparison.eps + precision, *(_SAFETY * change for change in changes)])
     errors = [

@@ -30,7 +30,7 @@ def diagnose(baseline: str | Path, candidate: str | Path) -> Verdict:
         raise UsageError(f"{folder}: the baseline ran on {len(exact.recording.ranks)} ranks; run it on one")
     if (folder / "repeated").is_dir():
         check_repeatable(exact, load_step(read_recording(folder / "repeated")))
-    perturbed = [load_step(read_recording(one)) for one in sorted(folder.glob("rounding-*"))]
+    perturbed = [load_step(read_recording(path)) for path in sorted(folder.glob("rounding-*"))]
     if not perturbed:
         raise UsageError(
             f"{folder}: no runs with perturbed rounding (rounding-1, …), so there is no tolerance; "
@@ -44,11 +44,10 @@ def diagnose(baseline: str | Path, candidate: str | Path) -> Verdict:
 def check_repeatable(first: Step, second: Step) -> None:
     """Refuse a baseline that gives other numbers when it is repeated."""
     for key, held in first.pieces.items():
-        again = second.pieces.get(key)
-        same = again is not None and all(
-            torch.equal(a.value.nan_to_num(), b.value.nan_to_num()) for a, b in zip(held[0], again[0], strict=True)
-        )
-        if not same:
+        other = second.pieces.get(key)
+        if other is None or not all(
+            torch.equal(a.value.nan_to_num(), b.value.nan_to_num()) for a, b in zip(held[0], other[0], strict=True)
+        ):
             name = f"{key.module}.{key.name}".strip(".") or "the model"
             raise UsageError(
                 f"the baseline gives other numbers when repeated, first in {name} ({key.kind}); "
@@ -105,12 +104,12 @@ def judge(comparison: Comparison) -> Verdict:
         wrong = comparison.wrong(phase)
         if wrong:
             firsts[phase] = wrong[0]
-    found: Cause | None = None
+    explanation: Cause | None = None
     if comparison.rows.problem:
-        found = cause("different batch", f"{comparison.rows.problem[:1].upper()}{comparison.rows.problem[1:]}.")
+        explanation = cause("different batch", f"{comparison.rows.problem[:1].upper()}{comparison.rows.problem[1:]}.")
     for phase in PHASES:
-        if found is None and phase in firsts:
-            found = _explain(comparison, phase, firsts[phase])
+        if explanation is None and phase in firsts:
+            explanation = _explain(comparison, phase, firsts[phase])
             break
     errors = {phase: _blamed(comparison, key) for phase, key in firsts.items()}
     if comparison.rows.problem:
@@ -120,7 +119,7 @@ def judge(comparison: Comparison) -> Verdict:
     return Verdict(
         same=not firsts and not comparison.rows.problem,
         first=errors,
-        cause=found,
+        cause=explanation,
         tensors=tuple(comparison.errors.values()),
         num_ranks=len(comparison.candidate.recording.ranks),
         dtype=comparison.dtype,

@@ -1,4 +1,4 @@
-"""How a rank holds a tensor: whole, or as a part of a DTensor; and how the parts are put together again."""
+"""How a rank holds a tensor: whole, or as a part of a DTensor; and how the parts are assembled."""
 
 from __future__ import annotations
 

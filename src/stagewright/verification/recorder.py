@@ -91,7 +91,7 @@ class Recorder:
     def _parameters(self) -> list[tuple[str, str, nn.Parameter]]:
         """Return (module, name, parameter), each parameter once; further names of shared ones go to ``tied``."""
         first: dict[int, str] = {}
-        found = []
+        parameters = []
         for owner, module in self._modules.items():
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{owner}.{name}".lstrip(".")
@@ -99,8 +99,8 @@ class Recorder:
                     self.tied[full] = first[id(parameter)]
                 else:
                     first[id(parameter)] = full
-                    found.append((owner, name, parameter))
-        return found
+                    parameters.append((owner, name, parameter))
+        return parameters
 
     def _record_state(self, parameters: Kind, buffers: Kind) -> None:
         for owner, name, parameter in self._parameters():
@@ -206,10 +206,10 @@ class Recorder:
 
 def _leaves(value: Any) -> list[tuple[str, torch.Tensor]]:
     """Return the tensors in a nested value with their paths; a tensor that is the whole value has an empty path."""
-    found = pytree.tree_flatten_with_path(value)[0]
+    leaves = pytree.tree_flatten_with_path(value)[0]
     return [
         ("".join(str(part) for part in path).replace("['args']", "args").replace("['kwargs']", "kwargs"), leaf)
-        for path, leaf in found
+        for path, leaf in leaves
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
     ]
 

@@ -26,7 +26,7 @@ class TensorError:
     ranks: tuple[int, ...]
     """The ranks with the largest error."""
     held: str = ""
-    """How it was put together from its shards."""
+    """How it was assembled from its shards."""
     remark: str = ""
 
     @property
@@ -66,8 +66,8 @@ class Verdict:
     @property
     def module(self) -> str | None:
         """The first wrong module, in the order of phases; None if all are right."""
-        found = next((self.first[phase] for phase in PHASES if phase in self.first), None)
-        return None if found is None else found.module
+        error = next((self.first[phase] for phase in PHASES if phase in self.first), None)
+        return None if error is None else error.module
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; an infinite error is null."""

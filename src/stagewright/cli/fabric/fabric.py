@@ -11,7 +11,7 @@ import typer
 from stagewright.cli.fabric.execution import measure, measure_floor, print_result, show_progress
 from stagewright.cli.fabric.options import WorkloadOptions, add_delays, how_option, rank_locations, read_token
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import ChakraOut, Json, Plot, Root, choice, panel
+from stagewright.cli.options import ChakraOut, Json, Plot, Root, check_plot, choice, panel
 from stagewright.cli.screen import note, print_json, print_table
 from stagewright.cluster.device import has_gpu
 from stagewright.errors import RunError, UsageError
@@ -77,7 +77,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Send a workload between hosts, or between local processes, and report its times."""
-    from stagewright.fabric.lab.session import current_lab
+    from stagewright.fabric.lab.namespaces import current_lab
     from stagewright.fabric.ranks.connections import check_congestion
     from stagewright.fabric.ranks.coordinator import Settings
     from stagewright.fabric.results.distribution import Threshold
@@ -85,10 +85,7 @@ def run(
     from stagewright.fabric.results.run_folder import FabricFolder
 
     thresholds = [Threshold.parse(text) for text in fail_above or ()]
-    if plot is not None:
-        from stagewright.report.figures.file import check_figure_path
-
-        check_figure_path(plot)
+    check_plot(plot)
     for option, given in (
         ("--overlap", overlap),
         ("--streams", streams > 1),
@@ -251,8 +248,8 @@ def lab(
     ] = False,
 ) -> None:
     """Emulate a network of hosts on this machine, run a command in it, and remove it."""
+    from stagewright.fabric.lab.namespaces import run_in_lab
     from stagewright.fabric.lab.network import LabNetwork
-    from stagewright.fabric.lab.session import run_in_lab
 
     network = LabNetwork.parse(
         hosts=num_hosts,

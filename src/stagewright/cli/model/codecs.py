@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Cut, Json, ModelName, ModelOptions, Plot, unit_names
+from stagewright.cli.options import Cut, Json, ModelName, ModelOptions, Plot, check_plot, unit_names
 from stagewright.cli.screen import note, print_json, print_table, progress
 from stagewright.errors import UsageError
 from stagewright.quantity import parse_rate
@@ -65,10 +65,7 @@ def bench(
     rates = [parse_rate(rate) for rate in links.split(",")]
     if min(rates) <= 0:
         raise UsageError(f"--links {links}: a rate must be above 0, like 1Gbit/s")
-    if plot is not None:
-        from stagewright.report.figures.file import check_figure_path
-
-        check_figure_path(plot)
+    check_plot(plot)
     device = options.begin(model)
     from stagewright.engine.jobs.codec_bench import bench_codecs, even_cuts
     from stagewright.engine.parallel.model import cut_indices

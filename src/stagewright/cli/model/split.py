@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from stagewright.cli.option_groups import with_groups
-from stagewright.cli.options import Cut, Json, ModelName, Plot, ProfileOptions, choice, numbers, panel, unit_names
+from stagewright.cli.options import (
+    Cut,
+    Json,
+    ModelName,
+    Plot,
+    ProfileOptions,
+    check_plot,
+    choice,
+    numbers,
+    panel,
+    unit_names,
+)
 from stagewright.cli.screen import note, note_coverage, print_json, print_table, progress
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes, parse_rate, parse_s
@@ -87,10 +98,7 @@ def split(
     conditions = Conditions(**conditions_of)
     if policy:
         find_policy(policy)
-    if plot is not None:
-        from stagewright.report.figures.file import check_figure_path
-
-        check_figure_path(plot)
+    check_plot(plot)
     loaded, graph = options.capture(model, device)
     num_stages = stages if stages is not None else len(cuts) + 1 if cuts else 2
     if cuts and len(cuts) + 1 != num_stages:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stagewright.cli.options import CacheDir, Fresh, Json, Perfetto, Plot, Repeats, check_output, panel
+from stagewright.cli.options import CacheDir, Fresh, Json, Perfetto, Plot, Repeats, check_output, check_plot, panel
 from stagewright.cli.results.choose import RunName, open_run
 from stagewright.cli.screen import note, print_json, print_table, screen
 from stagewright.errors import UsageError
@@ -54,10 +54,8 @@ def trace(
     if perfetto is not None:
         check_output(perfetto, "--perfetto", "trace.json")
     if plot is not None:
-        from stagewright.report.figures.file import check_figure_path
-
         check_output(plot, "--plot", "trace.svg")
-        check_figure_path(plot)
+        check_plot(plot)
     if compare_workers and run is not None and run.isdigit() and not Path(run).exists():
         workers = [int(run), *(workers or [])]  # --compare-workers 0 1, of the newest run
         run = None

@@ -34,7 +34,7 @@ def attach(
 ) -> None:
     """Run a training command unchanged and measure it: step time and where it goes, throughput, MFU, memory, skew.
 
-    The run folder is one like ours: `watch` follows it, `trace`, `explain` and `report` show it. Exit code as COMMAND.
+    `watch` follows its run folder; `trace`, `explain` and `report` show it. The exit code is that of COMMAND.
     """
     from stagewright.attachment.launch import launch
     from stagewright.runs.run_folder import check_root

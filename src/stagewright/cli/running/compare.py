@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from stagewright.quantity import parse_bytes
 from stagewright.spec.optimizers import DEFAULT_OPTIMIZER
 from stagewright.zoo.named import catalog
 from stagewright.zoo.validation import check_name
+
+if TYPE_CHECKING:
+    from stagewright.api.compare import Comparison
 
 _BATCH = 32
 
@@ -80,8 +83,6 @@ def compare(
     opt.check_microbatches(microbatches, micro_batch_size)
     start_fork_server()
     from stagewright.api.compare import DEFAULT_STRATEGIES, compare as run
-    from stagewright.report.headline import compare_headline
-    from stagewright.report.tables.compare import compare_remarks, comparison_table, failure_tracebacks
 
     if batch is None and catalog.is_factory(model):
         note(f"a step has {_BATCH} samples (set another number with --batch): rows of {model}'s example are repeated")
@@ -106,8 +107,8 @@ def compare(
         split=policy,
         cuts=opt.unit_names(cut),
         units=units,
-        recompute=opt.parse_recompute(recompute),
-        offload=opt.parse_recompute(offload),
+        recompute=opt.parse_mode_or_units(recompute),
+        offload=opt.parse_mode_or_units(offload),
         shard=shard,
         fsdp_shards=fsdp_shards,
         fsdp_gather=fsdp_gather,
@@ -129,13 +130,21 @@ def compare(
         optimizer_in_backward=optimizer_in_backward,
         cuda_graphs=cuda_graphs,
     )
+    show_comparison(comparison, json=json, headline=True)
+
+
+def show_comparison(comparison: Comparison, *, json: bool, headline: bool) -> None:
+    """Print the runs; exit with 1 where one failed, with 3 where one did not pass its parity check."""
+    from stagewright.report.headline import compare_headline
+    from stagewright.report.tables.compare import compare_remarks, comparison_table, failure_tracebacks
+
     rows = comparison.rows
     if json:
         print_json(comparison.to_dict())
     else:
         print_table(comparison_table(comparison))
         print_lines(*compare_remarks(rows))
-        answer = compare_headline(rows)
+        answer = compare_headline(rows) if headline else ()
         if answer:
             print_lines("", *answer)
         for text in failure_tracebacks(rows):

@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from stagewright.cli import options as opt
 from stagewright.cli.running.worker import PlanFile, Resume, worker
-from stagewright.cli.screen import SCREEN, note, print_json, print_lines, print_table
+from stagewright.cli.screen import SCREEN, print_json, print_table
 from stagewright.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,23 +52,13 @@ def run(
         return
     from stagewright.api.compare import run_plan
     from stagewright.api.inputs import parse_devices
-    from stagewright.report.tables.compare import compare_remarks, comparison_table, failure_tracebacks
+    from stagewright.cli.running.compare import show_comparison
 
     if devices is not None or not wanted.devices:
         names = parse_devices(devices or wanted.mesh.num_workers, SCREEN)
         wanted = replace(wanted, devices=names[: wanted.mesh.num_workers])
     comparison = run_plan(wanted, root=root, hang_s=hang_s, progress=SCREEN)
-    if json:
-        print_json(comparison.to_dict())
-    else:
-        print_table(comparison_table(comparison))
-        print_lines(*compare_remarks(comparison.rows))
-        for text in failure_tracebacks(comparison.rows):
-            note(text)
-    if any(row.error is not None for row in comparison.rows):
-        raise typer.Exit(1)
-    if any(row.equal is False for row in comparison.rows):
-        raise typer.Exit(3)
+    show_comparison(comparison, json=json, headline=False)
 
 
 def _train(plan: Plan, devices: str | None, *, json: bool, **options: Any) -> None:

@@ -108,8 +108,8 @@ class PlanOptions:
             "sequence_parallel": self.sequence_parallel or None,
             "optimizer_in_backward": self.optimizer_in_backward or None,
             "speeds": opt.parse_speeds(self.speeds) or None,
-            "recompute": None if self.recompute is None else opt.parse_recompute(self.recompute),
-            "offload": None if self.offload is None else opt.parse_recompute(self.offload),
+            "recompute": None if self.recompute is None else opt.parse_mode_or_units(self.recompute),
+            "offload": None if self.offload is None else opt.parse_mode_or_units(self.offload),
         }
 
 

@@ -26,11 +26,13 @@ Holding: TypeAlias = Mapping[tuple[int, int], int]
 class Move(NamedTuple):
     """One chunk sent from one rank to another."""
 
-    step: int  # moves of one step may run concurrently
+    step: int
+    """Moves of one step may run concurrently."""
     source: int
     destination: int
     chunk: int
-    action: Action  # what the destination does with it
+    action: Action
+    """What the destination does with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The agent: a server on a host that runs a rank for each coordinator that knows the token, one at a time.
+"""The agent: a server on a host that runs a rank for each coordinator that has the token, one at a time.
 
 A child process serves each coordinator and dies with the agent, so a run leaves nothing behind for the next.
 """
@@ -73,7 +73,7 @@ def _meet(listener: socket.socket, token: bytes, report: Callable[[str], None]) 
         selector.register(listener, selectors.EVENT_READ)
         while True:
             selector.select(min((peer.until_s - time.monotonic() for peer in peers.values()), default=None))
-            for connection in [one for one, peer in peers.items() if peer.until_s <= time.monotonic()]:
+            for connection in [connection for connection, peer in peers.items() if peer.until_s <= time.monotonic()]:
                 reject(connection, f"it did not show the token within {MEET_S:.0f} s")
             for key, _ in selector.select(0):
                 ready = key.fileobj

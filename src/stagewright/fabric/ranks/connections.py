@@ -25,7 +25,7 @@ _MAGIC = b"SWF1"
 _HELLO = struct.Struct("<4s16sHH")
 _PROOF_BYTES = 32
 _CONNECT_S = 20.0
-_MAX_STRANGERS = 256
+_MAX_UNAUTHENTICATED = 256
 """Connections that have not shown the token yet."""
 
 
@@ -160,7 +160,7 @@ def _accept_peers(
                 )
             for connection in ready:
                 if connection is listener:
-                    if len(received) >= _MAX_STRANGERS:
+                    if len(received) >= _MAX_UNAUTHENTICATED:
                         oldest = next(iter(received))
                         del received[oldest]
                         oldest.close()

@@ -103,8 +103,10 @@ class _Member:
     location: RankLocation
     channel: Channel
     process: subprocess.Popen[bytes] | None = None
-    heartbeat_s: float | None = None  # None: no heartbeat yet, the rank is still starting
-    state: str = "new"  # finally done, fault or dead
+    heartbeat_s: float | None = None
+    """None: no heartbeat yet, the rank is still starting."""
+    state: str = "new"
+    """In the end done, fault or dead."""
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: list[bytes] = field(default_factory=list)
     num_rows: int = 0

@@ -85,9 +85,12 @@ class Operation(NamedTuple):
     link: Link
     step: int
     size: int
-    view: memoryview  # slice of the buffer
-    target: npt.NDArray[Any] | None  # for a reducing receive
-    arrived: npt.NDArray[Any] | None  # for a receive: its payload in the link's scratch space
+    view: memoryview
+    """The part of the buffer."""
+    target: npt.NDArray[Any] | None
+    """Of a reducing receive."""
+    arrived: npt.NDArray[Any] | None
+    """Of a receive: its payload in the link's scratch space."""
     sends: bool
 
 

@@ -130,7 +130,7 @@ class CoordinatorHandshake:
         self._received = b""
         self._nonces: bytes | None = None
         self.key: bytes | None = None
-        """The key of the session, once the peer has shown that it knows the token."""
+        """The key of the session, once the peer has proved that it has the token."""
 
     @property
     def num_missing(self) -> int:

@@ -165,7 +165,8 @@ def _lossy(table: _Retransmissions, ranks: tuple[int, ...], inside: float, outsi
 class _Retransmissions(NamedTuple):
     """Retransmitted and sent segments by source and destination."""
 
-    share: npt.NDArray[np.float64]  # resent / sent
+    share: npt.NDArray[np.float64]
+    """Retransmitted ÷ sent."""
     resent: npt.NDArray[np.float64]
     sent: npt.NDArray[np.float64]
 

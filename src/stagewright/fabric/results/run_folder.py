@@ -27,6 +27,7 @@ from stagewright.fabric.ranks.coordinator import Measurements
 from stagewright.fabric.traffic.workload import Workload
 from stagewright.fabric.trials import TrialTable, read_trials, write_trials
 from stagewright.files.atomic import save_text
+from stagewright.files.json_values import read_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +93,9 @@ class FabricFolder:
 
     def result(self) -> dict[str, Any]:
         try:
-            content: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+            return read_object(self.path / "result.json")
         except FileNotFoundError:
             raise UsageError(f"{self.path} has no result.json: the run is in progress or was killed") from None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {self.path / 'result.json'}: {error}") from None
-        return content
 
     def _write_steps(self, measured: Measurements) -> None:
         import pyarrow

@@ -10,13 +10,16 @@ size, layers are grouped into buckets in the same order, as in DDP.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import UsageError
 from stagewright.fabric.traffic.workload import Message, Workload
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from stagewright.zoo import Model
 
 
@@ -37,19 +40,14 @@ def from_model(
 
 def gradient_sizes(model: Model) -> list[tuple[str, int]]:
     """Return (layer, gradient bytes) in backward order, determined by one forward pass."""
-    import torch
-
     order: list[str] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda _module, _inputs, name=name: order.append(name))
-        for name, module in model.module.named_modules()
-    ]
-    try:
-        with torch.no_grad():
-            model.module(*model.args, **model.kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    _run_with_hooks(
+        model,
+        (
+            module.register_forward_pre_hook(lambda _module, _inputs, name=name: order.append(name))
+            for name, module in model.module.named_modules()
+        ),
+    )
     called = list(dict.fromkeys(reversed(order)))
     modules = dict(model.module.named_modules())
     counted: set[int] = set()
@@ -76,18 +74,26 @@ def activation_sizes(model: Model, batch: int) -> list[tuple[str, int]]:
         if isinstance(output, torch.Tensor) and name not in sizes:
             sizes[name] = output.numel() * output.element_size() * batch // model.batch_size
 
-    hooks = [
-        module.register_forward_hook(lambda _module, _inputs, output, name=name: count(name or "model", output))
-        for name, module in model.module.named_modules()
-        if any(True for _ in module.parameters(recurse=False))
-    ]
-    try:
+    _run_with_hooks(
+        model,
+        (
+            module.register_forward_hook(lambda _module, _inputs, output, name=name: count(name or "model", output))
+            for name, module in model.module.named_modules()
+            if any(True for _ in module.parameters(recurse=False))
+        ),
+    )
+    return list(sizes.items())
+
+
+def _run_with_hooks(model: Model, hooks: Iterable[RemovableHandle]) -> None:
+    """Run one forward pass on the example batch while the hooks exist."""
+    import torch
+
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.callback(hook.remove)
         with torch.no_grad():
             model.module(*model.args, **model.kwargs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return list(sizes.items())
 
 
 def buckets(layers: Sequence[tuple[str, int]], bucket_bytes: int | None) -> list[tuple[str, int]]:

@@ -79,6 +79,11 @@ def from_plan(
             f"{name} has the mesh {mesh}, but only the traffic of data, tensor and pipeline parallelism is derived: "
             f"leave out {'expert' if mesh.expert > 1 else 'context'}"
         )
+    if mesh.tensor_degrees:
+        raise UsageError(
+            f"{name} has the mesh {mesh}, but only the traffic of one tensor degree for all stages is derived: use "
+            f"tensor = {mesh.tensor}"
+        )
     units = profile.units
     ranges = stage_ranges(plan, [unit.name for unit in units])
     parameters = [unit.parameter_bytes for unit in units]

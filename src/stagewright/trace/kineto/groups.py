@@ -32,8 +32,8 @@ class Group:
             ("expert", {"ep", "expert"}),
             ("data", {"dp", "ddp", "fsdp", "hsdp", "data", "shard", "replicate"}),
         )
-        found = next((axis for axis, known in axes if words & known), "")
-        return found or ("expert" if collective == "all-to-all" else "")
+        named = next((axis for axis, known in axes if words & known), "")
+        return named or ("expert" if collective == "all-to-all" else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ Run: TypeAlias = tuple[Phase, float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A send or receive with its place in the pipeline."""
+    """A send or receive with its position in the pipeline."""
 
     span: CommunicationSpan
     peer: int | None
@@ -39,7 +39,9 @@ def number_microbatches(runs: Sequence[Run], messages: Iterable[Message]) -> dic
     for phase in ("forward", "backward"):
         own = [(index, run) for index, run in enumerate(runs) if run[0] == phase]
         limits = [_limits(phase, number, ends) for number in range(count)]
-        numbers |= {own[place][0]: number for number, place in enumerate(_longest([run for _, run in own], limits))}
+        numbers |= {
+            own[position][0]: number for number, position in enumerate(_longest([run for _, run in own], limits))
+        }
     return numbers
 
 
@@ -67,10 +69,10 @@ def _longest(runs: Sequence[Run], limits: Sequence[tuple[float, float]]) -> list
     """
     best: list[tuple[float, list[int]]] = [(0.0, [])]  # of the first micro-batches: total, indices
     best += [(-math.inf, []) for _ in limits]
-    for place, (_, start, end, seconds) in enumerate(runs):
+    for position, (_, start, end, seconds) in enumerate(runs):
         for number in range(len(limits) - 1, -1, -1):
             begin_s, end_s = limits[number]
             total = best[number][0] + seconds
             if start >= begin_s and end <= end_s and total > best[number + 1][0]:
-                best[number + 1] = (total, [*best[number][1], place])
+                best[number + 1] = (total, [*best[number][1], position])
     return best[-1][1]

@@ -125,7 +125,7 @@ def read_profile(path: Path, default_rank: int) -> RankProfile:
         communication=reader.communication,
         copies=merge(reader.copies),
         host_work=merge(reader.host_work),
-        marks={name: merge(found) for name, found in reader.marks.items()},
+        marks={name: merge(spans) for name, spans in reader.marks.items()},
         flops=sum(
             operator_flops(event["name"], event["args"].get("Input Dims"))
             for event in spans
@@ -179,10 +179,10 @@ class _Reader:
                     waits.append(span)
                 else:
                     operators.append((self._phase(event), span))
-        waiting = merge([*waits, *(span for found in self.marks.values() for span in found)])
+        waiting = merge([*waits, *(span for marked in self.marks.values() for span in marked)])
         phases: tuple[Phase, ...] = ("forward", "backward", "optimizer")
         for phase in phases:
-            busy = subtract(merge(span for found, span in operators if found == phase), waiting)
+            busy = subtract(merge(span for started_in, span in operators if started_in == phase), waiting)
             self.compute += [ComputeSpan(start_s=start, end_s=end, phase=phase) for start, end in busy]
         self.compute.sort(key=lambda span: span.start_s)
         self.communication.sort(key=lambda span: span.start_s)
@@ -236,8 +236,7 @@ class _Reader:
             kind = str(args.get("Collective name") or name)
             self.communication.append(self._communication(event, kind, span, phase, _device_peer(args, kind)))
         elif expert is not None:
-            found = self._communication(event, "all_to_all", span, phase, None)
-            self.communication.append(found)
+            self.communication.append(self._communication(event, "all_to_all", span, phase, None))
         elif event.get("cat") == "gpu_memcpy" and "DtoD" not in name:
             self.copies.append(span)
         else:
@@ -316,12 +315,12 @@ def _phase_spans(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[In
     optimizer: dict[str, list[Interval]] = {}
     for event in events:
         if event["name"].startswith("autograd::engine::evaluate_function"):
-            found = backward
+            spans = backward
         elif event["name"].startswith("Optimizer.step#"):
-            found = optimizer
+            spans = optimizer
         else:
             continue
-        found.setdefault(_thread(event), []).append((event["ts"], event["ts"] + event["dur"]))
+        spans.setdefault(_thread(event), []).append((event["ts"], event["ts"] + event["dur"]))
     return {k: merge(v) for k, v in backward.items()}, {k: merge(v) for k, v in optimizer.items()}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from stagewright.trace.events import EventKind, Stream, TraceEvent
@@ -133,8 +133,8 @@ def _exposed_event(span: CommunicationSpan, part: Interval, spans: StepSpans) ->
     if message is None:
         return _event(spans, "collective", "compute", *part, span=span)
     kind: Literal["send", "receive"] = "send" if span.name == "send" else "receive"
-    found = _event(spans, kind, kind, *part, microbatch=message.microbatch)
-    return TraceEvent(**{**found.to_dict(), "peer": message.peer, "note": message.content, "bytes": span.bytes})
+    event = _event(spans, kind, kind, *part, microbatch=message.microbatch)
+    return replace(event, peer=message.peer, note=message.content, bytes=span.bytes)
 
 
 def _event(

@@ -53,7 +53,7 @@ def trace_of(by_rank: Mapping[int, RankProfile]) -> Trace:
         stages = _stages(own)
         calls, axes = _calls(own), _axes(own, {rank: _first_backward_s(by_rank[rank], step) for rank in own})
         num_stages = max(num_stages, len(set(stages.values())))
-        tensor = max(tensor, _group_size(own, axes, "tensor", len(by_rank) // num_stages))
+        tensor = max(tensor, _tensor_size(own, axes, len(by_rank) // num_stages))
         for rank, profile in by_rank.items():
             begin_s, end_s = profile.steps[step]
             spans = StepSpans(
@@ -65,10 +65,10 @@ def trace_of(by_rank: Mapping[int, RankProfile]) -> Trace:
                 axes=axes,
                 messages=_messages(own[rank], rank, stages, len(by_rank)),
             )
-            found = rank_events(profile, spans)
+            recorded = rank_events(profile, spans)
             offset = offsets[rank]
-            events[rank] += [replace(e, start_s=e.start_s + offset, end_s=e.end_s + offset) for e in found]
-    first_s = min(event.start_s for found in events.values() for event in found if event.kind == "step")
+            events[rank] += [replace(e, start_s=e.start_s + offset, end_s=e.end_s + offset) for e in recorded]
+    first_s = min(event.start_s for of_rank in events.values() for event in of_rank if event.kind == "step")
     workers = tuple(
         WorkerTrace(
             rank=rank,
@@ -138,8 +138,8 @@ def _calls(own: Mapping[int, Sequence[CommunicationSpan]]) -> dict[int, str]:
 def _first_backward_s(profile: RankProfile, step: int) -> float:
     """Return when the first backward of a step begins; infinity without one."""
     begin_s, end_s = profile.steps[step]
-    found = (s.start_s for s in profile.compute if s.phase == "backward" and begin_s <= s.start_s < end_s)
-    return min(found, default=math.inf)
+    starts = (s.start_s for s in profile.compute if s.phase == "backward" and begin_s <= s.start_s < end_s)
+    return min(starts, default=math.inf)
 
 
 def _axes(own: Mapping[int, Sequence[CommunicationSpan]], backward_s: Mapping[int, float]) -> dict[int, str]:
@@ -205,12 +205,10 @@ def _messages(
     return messages
 
 
-def _group_size(
-    own: Mapping[int, Sequence[CommunicationSpan]], axes: Mapping[int, str], axis: str, default: int
-) -> int:
-    """Return the largest group on an axis; all ranks of a stage where groups list no ranks."""
-    sizes = [len(span.group_ranks) or default for spans in own.values() for span in spans if axes.get(id(span)) == axis]
-    return max(sizes, default=1)
+def _tensor_size(own: Mapping[int, Sequence[CommunicationSpan]], axes: Mapping[int, str], default: int) -> int:
+    """Return the largest tensor parallel group; all ranks of a stage where groups list no ranks."""
+    spans = (span for spans in own.values() for span in spans if axes.get(id(span)) == "tensor")
+    return max((len(span.group_ranks) or default for span in spans), default=1)
 
 
 def _mesh(num_ranks: int, pipeline: int, tensor: int) -> Mesh:

@@ -106,7 +106,7 @@ class InspectorReport:
     findings: tuple[InspectorFinding, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        collectives = [{**asdict(found), "wait": found.wait} for found in self.collectives]
+        collectives = [{**asdict(entry), "wait": entry.wait} for entry in self.collectives]
         return {**asdict(self), "collectives": collectives}
 
 
@@ -122,26 +122,26 @@ def compare_logs(paths: Sequence[Path]) -> InspectorReport:
     findings: list[InspectorFinding] = []
     for own in _grouped(operations, lambda operation: operation.communicator):
         sets = _collectives(own)
-        collectives += [_times(calls, found) for calls, found in sets]
+        collectives += [_times(calls, operations_of_kind) for calls, operations_of_kind in sets]
         findings += _late(own[0], [calls for calls, _ in sets])
         for messages in _grouped((o for o in own if o.peer is not None), lambda operation: operation.bytes):
             compared = _links(messages)
             links += compared
             findings += _slow_links(own[0], compared)
-    collectives.sort(key=lambda found: -found.median_s * found.num_calls)
+    collectives.sort(key=lambda times: -times.median_s * times.num_calls)
     return InspectorReport(collectives=tuple(collectives), links=tuple(links), findings=tuple(findings))
 
 
 def _collectives(operations: Sequence[Operation]) -> list[tuple[Calls, list[Operation]]]:
     """Return the calls of each kind and size of collective, and all of its operations."""
-    found: list[tuple[Calls, list[Operation]]] = []
+    kinds: list[tuple[Calls, list[Operation]]] = []
     for own in _grouped((o for o in operations if o.peer is None), lambda o: (o.kind, o.bytes)):
         ranks = {operation.rank for operation in own}
         by_number: dict[int, dict[int, Operation]] = {}
         for operation in own:
             by_number.setdefault(operation.number, {})[operation.rank] = operation
-        found.append(({n: calls for n, calls in by_number.items() if len(calls) == len(ranks)}, own))
-    return found
+        kinds.append(({n: calls for n, calls in by_number.items() if len(calls) == len(ranks)}, own))
+    return kinds
 
 
 def _times(calls: Calls, operations: Sequence[Operation]) -> CollectiveTimes:
@@ -180,7 +180,7 @@ def _times(calls: Calls, operations: Sequence[Operation]) -> CollectiveTimes:
 
 def _late(about: Operation, sets: Sequence[Calls]) -> Iterator[InspectorFinding]:
     """Name the rank for which the others wait in nearly all collectives of a communicator."""
-    calls = [call for found in sets for call in found.values() if len(call) > 1]
+    calls = [call for by_number in sets for call in by_number.values() if len(call) > 1]
     calls = [call for call in calls if all(operation.is_kernel_time for operation in call.values())]
     if len(calls) < MIN_CALLS:
         return
@@ -213,12 +213,12 @@ def _links(messages: Sequence[Operation]) -> list[LinkTimes]:
         assert operation.peer is not None
         return (operation.peer, operation.rank) if operation.kind == "Recv" else (operation.rank, operation.peer)
 
-    found = []
+    links = []
     for own in _grouped(messages, ends):
         source, target = ends(own[0])
         sides = _grouped(own, lambda operation: operation.rank)
         seconds = min(_median(operation.seconds for operation in side) for side in sides)
-        found.append(
+        links.append(
             LinkTimes(
                 communicator=own[0].communicator,
                 source=source,
@@ -229,7 +229,7 @@ def _links(messages: Sequence[Operation]) -> list[LinkTimes]:
                 bandwidth=own[0].bytes / seconds if seconds else 0.0,
             )
         )
-    return found
+    return links
 
 
 def _slow_links(about: Operation, links: Sequence[LinkTimes]) -> Iterator[InspectorFinding]:

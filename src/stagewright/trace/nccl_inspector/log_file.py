@@ -76,8 +76,8 @@ def inspector_logs(target: Path) -> list[Path]:
     if (target / "plan.toml").exists():
         return []
     if target.is_dir():
-        found = (path for path in sorted(target.rglob("*")) if path.is_file())
-        return [path for path in found if is_inspector_log(path)]
+        files = (path for path in sorted(target.rglob("*")) if path.is_file())
+        return [path for path in files if is_inspector_log(path)]
     return [target] if is_inspector_log(target) else []
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,8 @@ class Culprit:
 class _Candidate:
     cause: str
     ranks: tuple[int, ...]
-    cells: dict[Op, Times]  # 1 where the candidate's time is replaced
+    cells: dict[Op, Times]
+    """1 where the candidate's time is replaced."""
 
 
 def find_culprit(job: Job) -> Culprit | None:
@@ -101,19 +103,19 @@ def find_culprit(job: Job) -> Culprit | None:
 
     costs = [(cost_s(candidate), candidate) for candidate in candidates]
     costly = [(cost, candidate) for cost, candidate in costs if cost >= _min_share(candidate, job) * step_s]
-    guilty = [found for found in costly if _is_certain(found[1], candidates, job, usual_s)]
-    if not guilty:
+    certain = [(cost, other) for cost, other in costly if _is_certain(other, candidates, job, usual_s)]
+    if not certain:
         return None
-    cost, best = max(guilty, key=lambda found: found[0])
+    cost, best = max(certain, key=itemgetter(0))
     chance_s = max(
-        (c for c, other in costly if (c, other) not in guilty and not {*other.ranks} & {*best.ranks}), default=0.0
+        (c for c, other in costly if (c, other) not in certain and not {*other.ranks} & {*best.ranks}), default=0.0
     )
     if chance_s > cost:
         return None  # what chance costs elsewhere is more
     if best.cause == "link":  # a rank that is stopped or starved also handles its messages late, but not the reverse
-        ends = [(c, found) for c, found in guilty if found.cause == "worker" and found.ranks[0] in best.ranks]
+        ends = [(c, other) for c, other in certain if other.cause == "worker" and other.ranks[0] in best.ranks]
         if ends:
-            _, worker = max(ends, key=lambda found: found[0])
+            _, worker = max(ends, key=itemgetter(0))
             cost = cost_s(_Candidate("worker", worker.ranks, {**best.cells, **worker.cells}))
             best = worker
     cause = "pauses" if best.cause == "worker" and _are_pauses(best, job.durations, typical) else best.cause
@@ -144,8 +146,8 @@ def peer_durations(job: Job) -> dict[Op, Times]:
 def _as_peers(own: Times, peers: Times) -> Times:
     """Return the peers' time at the quantile of each own one."""
     quantiles = (np.argsort(np.argsort(own)) + 0.5) / len(own)
-    found: Times = np.quantile(peers, quantiles)
-    return found
+    values: Times = np.quantile(peers, quantiles)
+    return values
 
 
 def _is_certain(candidate: _Candidate, candidates: Sequence[_Candidate], job: Job, step_s: float) -> bool:

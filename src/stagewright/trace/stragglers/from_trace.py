@@ -23,8 +23,8 @@ _FIRST = (*_SEPARATE, "host")
 def job_of_trace(trace: Trace) -> Job:
     """Return the operations of all steps that every worker completed."""
     steps = [step for step in trace.steps if step != trace.unfinished_step]
-    places = _places(trace)
-    num_replicas = 1 + max(replica for replica, _ in places.values())
+    positions = _replicas_and_stages(trace)
+    num_replicas = 1 + max(replica for replica, _ in positions.values())
     shape = (num_replicas, len(steps))
     durations: dict[Op, Times] = {}
     begins: dict[Op, float] = {}
@@ -34,15 +34,15 @@ def job_of_trace(trace: Trace) -> Job:
     for column, step in enumerate(steps):
         blocking = blocking_events(trace, step)
         for worker in trace.workers:
-            replica, stage = places[worker.rank]
+            replica, stage = positions[worker.rank]
             whole = worker.step(step)
             assert whole is not None
             times: dict[Op, float] = {}
-            for found in blocking[worker.rank]:
-                op = _op(found, stage)
-                times[op] = times.get(op, 0.0) + found.own_s - found.waited_s
-                begins.setdefault(op, found.event.start_s - whole.start_s)
-            waited_s = sum(found.waited_s for found in blocking[worker.rank])
+            for blocked in blocking[worker.rank]:
+                op = _op(blocked, stage)
+                times[op] = times.get(op, 0.0) + blocked.own_s - blocked.waited_s
+                begins.setdefault(op, blocked.event.start_s - whole.start_s)
+            waited_s = sum(blocked.waited_s for blocked in blocking[worker.rank])
             host = Op(stage, "host", 0)
             unrecorded_s = max(0.0, whole.seconds - waited_s - sum(times.values()))
             times[host] = times.get(host, 0.0) + unrecorded_s
@@ -66,7 +66,7 @@ def job_of_trace(trace: Trace) -> Job:
         groups=groups,
         synced=collectives if num_replicas > 1 else frozenset(),
         communication=frozenset({op.kind for op in collectives} | messages),
-        ranks={place: rank for rank, place in places.items()},
+        ranks={position: rank for rank, position in positions.items()},
         links={op: peer for op in durations if (peer := _other_stage(op)) is not None},
         contention=starved_s / total_s if total_s > 0 else 0.0,
     )
@@ -91,19 +91,19 @@ def _subtract_run_queue(times: dict[Op, float], scheduling: StepScheduling) -> N
             times[op] *= factor
 
 
-def _places(trace: Trace) -> dict[int, tuple[int, int]]:
+def _replicas_and_stages(trace: Trace) -> dict[int, tuple[int, int]]:
     """Return the replica and the stage of each rank."""
-    places: dict[int, tuple[int, int]] = {}
+    positions: dict[int, tuple[int, int]] = {}
     counts: dict[int, int] = {}
     for worker in trace.workers:
         stage = worker.stages[0] if trace.mesh.pipeline > 1 and worker.stages else 0
-        places[worker.rank] = (counts.get(stage, 0), stage)
+        positions[worker.rank] = (counts.get(stage, 0), stage)
         counts[stage] = counts.get(stage, 0) + 1
-    return places
+    return positions
 
 
-def _op(found: BlockingEvent, stage: int) -> Op:
-    event = found.event
+def _op(blocked: BlockingEvent, stage: int) -> Op:
+    event = blocked.event
     if event.kind in _SEPARATE:
         return Op(stage, event.kind, 0)
     if event.kind in HOST_KINDS:
@@ -121,8 +121,8 @@ def _op(found: BlockingEvent, stage: int) -> Op:
 def _received(op: Op, durations: Mapping[Op, Times]) -> Op | None:
     """Return the receive of a send at the neighboring stage."""
     peer = _other_stage(op)
-    found = None if peer is None else Op(peer, op.kind.replace("send ", "receive "), op.number)
-    return found if found in durations else None
+    received = None if peer is None else Op(peer, op.kind.replace("send ", "receive "), op.number)
+    return received if received in durations else None
 
 
 def _other_stage(op: Op) -> int | None:

@@ -97,9 +97,8 @@ def _unequal_rows(comparison: Comparison, key: Key) -> Cause | None:
     for part in comparison.parts(key):
         if part.value.shape != part.expected.shape or part.value.ndim < 2:
             return None
-        silent = part.expected == 0
-        loud = bool((part.value[silent].abs() > comparison.errors[key].tolerance * part.value.abs().max()).any())
-        if loud:
+        at_ignored = part.value[part.expected == 0].abs()
+        if bool((at_ignored > comparison.errors[key].tolerance * part.value.abs().max()).any()):
             return cause(
                 "padding counted", f"{_name(key)}: gradients where the baseline's are zero (ignored positions)."
             )
@@ -114,12 +113,12 @@ def _unequal_rows(comparison: Comparison, key: Key) -> Cause | None:
 
 
 def _row_factors(part: Part, tolerance: float) -> list[float]:
-    found = []
+    factors = []
     for value, expected in zip(part.value, part.expected, strict=True):
         factor = constant_factor(value, expected, tolerance)
         if factor is not None:
-            found.append(factor)
-    return found
+            factors.append(factor)
+    return factors
 
 
 def _padding_cause(comparison: Comparison) -> Cause | None:
@@ -233,8 +232,8 @@ def _shard_factor_cause(comparison: Comparison, keys: Sequence[Key]) -> Cause | 
             factor = constant_factor(value, expected, tolerance)
             if factor is not None:
                 factors.setdefault(rank, []).append(factor)
-    middle = {rank: sorted(found)[len(found) // 2] for rank, found in factors.items()}
-    agree = all(abs(f / middle[rank] - 1) < 20 * tolerance for rank, found in factors.items() for f in found)
+    middle = {rank: sorted(own)[len(own) // 2] for rank, own in factors.items()}
+    agree = all(abs(f / middle[rank] - 1) < 20 * tolerance for rank, own in factors.items() for f in own)
     if len(middle) < 2 or not agree or max(middle.values()) / min(middle.values()) < 1 + 20 * tolerance:
         return None
     shown = ", ".join(f"{middle[rank]:.4g}" for rank in sorted(middle))

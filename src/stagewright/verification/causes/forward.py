@@ -24,9 +24,9 @@ def find_initial_cause(comparison: Comparison, key: Key) -> Cause | None:
             return cause("wrong shard order", f"{name} before the step: {order}.")
     if key.kind == "buffer":
         return cause("stale buffer", f"The buffer {name} differs already before the step.")
-    wrong = [one for one in comparison.wrong("before the step") if one.kind == "parameter"]
+    wrong = [wrong_key for wrong_key in comparison.wrong("before the step") if wrong_key.kind == "parameter"]
     total = sum(error.phase == "before the step" for error in comparison.errors.values())
-    ranks = sorted({rank for one in wrong for rank in comparison.errors[one].ranks})
+    ranks = sorted({rank for wrong_key in wrong for rank in comparison.errors[wrong_key].ranks})
     return cause(
         "different initial weights",
         f"{len(wrong)} of {total} tensors differ before the step (rank {', '.join(map(str, ranks))}).",
@@ -61,7 +61,7 @@ def find_forward_cause(comparison: Comparison, key: Key) -> Cause | None:
         order = find_block_order(part.value, part.expected, tolerance, max(len(part.ranks), _world(comparison)))
         if order:
             return cause("wrong shard order", f"{where}: {order}.")
-    stale = [one for one in comparison.wrong("before the step", "buffers") if one.module == key.module]
+    stale = [other for other in comparison.wrong("before the step", "buffers") if other.module == key.module]
     if stale and stale[0].kind.startswith("buffer"):
         return cause("stale buffer", f"The buffer {stale[0].module}.{stale[0].name} differs.")
     for part in parts:

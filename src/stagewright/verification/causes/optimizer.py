@@ -19,7 +19,7 @@ def find_optimizer_cause(comparison: Comparison, key: Key) -> Cause | None:
     name = f"{key.module}.{key.name}".lstrip(".")
     parts, starts = comparison.parts(key), comparison.parts(key._replace(kind="parameter"))
     updates = [(part.value.double() - start.value.double()) for part, start in zip(parts, starts, strict=True)]
-    if len(updates) > 1 and any(not torch.equal(one, updates[0]) for one in updates[1:]):
+    if len(updates) > 1 and any(not torch.equal(update, updates[0]) for update in updates[1:]):
         return cause("replicas diverge", f"{name}: ranks with the same gradient make other updates.")
     update = updates[0][where]
     if not bool(update.any()) and bool(expected.any()):

@@ -39,6 +39,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
         accuracy.accuracy_tables,
         axes.axes_grid,
         axes.offload_gpu,
+        axes.memory_of_parts,
+        axes.memory_of_parts_resumed,
         capture.capture_libraries,
         codecs.codec_cpu,
         codecs.codec_cuda,

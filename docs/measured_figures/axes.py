@@ -85,3 +85,28 @@ def offload_gpu() -> str:
 
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def memory_of_parts() -> str:
+    return _memory_of_parts("memory_of_parts")
+
+
+def memory_of_parts_resumed() -> str:
+    return _memory_of_parts("memory_of_parts_resumed")
+
+
+def _memory_of_parts(name: str) -> str:
+    record = load_record(name)
+    lines = []
+    for rank, row in enumerate(record["workers"]):
+        sizes = [f"{row[key] / 2**30:.2f} GiB" for key in ("part_bytes", "peak_bytes", "import_bytes")]
+        lines.append((str(rank), *sizes, f"{row['peak_bytes'] / row['part_bytes']:.2f} ×"))
+    weights = record["parameters"] * 2 / 2**30
+    text = (
+        f"{record['parameters'] / 1e9:.2f} billion parameters in bfloat16, {weights:.2f} GiB of weights; "
+        f"`{record['mesh']}`. The peak is VmHWM; "
+        f"{record['worst']:.2f} × the part at most, {record['limit']:.1f} × is the limit. *Imports*: "
+        "the part of the peak that Python, torch and transformers take."
+    )
+    head = ("worker", "its part", "peak", "imports", "peak / part")
+    return source(name) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)

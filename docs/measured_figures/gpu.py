@@ -47,8 +47,8 @@ _NAMES = {"gpu_forecasts:llama_317m": "Llama 317 M", "gpu_forecasts:llama_1b": "
 
 
 def gpu_model_forecasts() -> str:
-    name = "gpu_forecasts_models_h200"
-    rows = load_record(name)["rows"]
+    records = ("gpu_forecasts_models_h200", "gpu_forecasts_more_h200")
+    rows = [row for name in records for row in load_record(name)["rows"]]
     lines = [
         (_NAMES.get(row["plan"]["model"], row["plan"]["model"]), _describe(row["plan"]), *_forecast_cells(row))
         for row in rows
@@ -59,7 +59,7 @@ def gpu_model_forecasts() -> str:
         f"{100 * statistics.mean(part):.1f} % on average, {100 * max(part):.1f} % at worst" for part in errors
     )
     text = f"Steps are off by {time}; peak memory by {memory}."
-    return source(name) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
+    return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
 
 
 def gpu_forecasts() -> str:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from stagewright import codecs
+from stagewright.codecs.catalog import EXAMPLES
 from stagewright.engine.batch.microbatch import MicroBatch
-from stagewright.engine.pipeline.link_codec import FakeLink, LinkCodecs
+from stagewright.engine.pipeline.link_codec import FakeLink, LinkCodecs, round_trip
 from stagewright.engine.pipeline.transport import TensorShape, Transfer
 from stagewright.errors import CorruptMessage, UsageError
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
@@ -145,6 +146,43 @@ def test_fake_link_in_both_directions() -> None:
     gradient = torch.randn(5, 70)
     out.backward(gradient)
     assert torch.equal(values.grad, backward.decode(backward.encode(gradient), values.shape, values.dtype))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_float64_noise_does_not_change_messages(name: str) -> None:
+    """The check in float64 relies on it. Among the values are edges of codecs: 0, 1, and equal magnitudes."""
+    torch.manual_seed(0)
+    values = torch.randn(40, 64, dtype=torch.float64)
+    values[0], values[1], values[2, ::2] = 0, 1, 0.5
+    noisy = values * (1 + 1e-15 * torch.randn(40, 64)) + 1e-16 * torch.randn(40, 64)
+    decoded = round_trip(codecs.get(name), noisy)
+    assert decoded.dtype is torch.float64
+    difference = float((decoded - round_trip(codecs.get(name), values)).abs().max())
+    assert difference < (2e-14 if name == "none" else 1e-15)  # of the zeros
+    in_float32 = round_trip(codecs.get(name), values.float())
+    assert torch.equal(round_trip(codecs.get(name), values).float(), in_float32)
+
+
+@pytest.mark.parametrize("name", ["block4", "delta(block4)", "feedback(block4)"])
+def test_links_carry_float64(name: str) -> None:
+    batch = [MicroBatch(inputs=(torch.arange(4.0)[:, None],), num_samples=4, weight=1.0)]
+    sender, receiver = LinkCodecs([name], [name]), LinkCodecs([name], [name])
+    message, expected = Transfer(0, 0, False), TensorShape(shape=(4, 64), dtype=torch.float64)
+    values = torch.randn(4, 64, dtype=torch.float64)
+    errors = []
+    for _ in range(3):
+        for end in (sender, receiver):
+            end.begin([[True]], batch)
+        sent = sender.encode(message, 0, values)
+        assert sender.num_bytes(message, 0, expected) == sent.numel()
+        decoded = receiver.decode(message, 0, expected, sent)
+        assert decoded.dtype is torch.float64
+        errors.append(float((decoded - values).abs().max()))
+        for end in (sender, receiver):
+            end.finish()
+    assert 0.05 < errors[0] < 0.5
+    if name.startswith("delta"):
+        assert errors[2] < 0.02 * errors[0]
 
 
 def test_plans_name_codecs() -> None:

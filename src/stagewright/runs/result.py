@@ -47,6 +47,8 @@ class ParityReport:
     """Largest relative error of the step in float64, which decided ``equal``; None where float32 decided."""
     undecided: str | None = None
     """Why the step could not be repeated in float64, although rounding may explain the error; None otherwise."""
+    codecs: tuple[str, ...] = ()
+    """Codecs of the plan's links, which the baseline applied at the same cuts."""
     streamed: bool = False
     """Whether the baseline ran unit by unit, because the model is too large to be held whole."""
 

@@ -16,12 +16,11 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stagewright import structure
-from stagewright.codecs.header import DTYPES
 from stagewright.engine.batch.batch_norm import DeferredBatchNorm, find_tracked_norms
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.random_key import key_stage, random_key, random_state
 from stagewright.engine.parity.relative_error import equal_or_nan
-from stagewright.engine.pipeline.link_codec import FakeLink
+from stagewright.engine.pipeline.link_codec import LINK_DTYPES, FakeLink
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
@@ -175,7 +174,7 @@ def _make_runner(
 
     def cross(values: Sequence[Any], cut: int) -> list[Any]:
         return [
-            FakeLink.apply(value, *links[cut], perturbation) if is_coded and value.dtype in DTYPES else value  # type: ignore[no-untyped-call]
+            FakeLink.apply(value, *links[cut], perturbation) if is_coded and value.dtype in LINK_DTYPES else value  # type: ignore[no-untyped-call]
             for value, is_coded in zip(values, coded[cut], strict=True)
         ]
 

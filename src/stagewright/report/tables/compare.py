@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.report.tables.notes import loss_notes, parity_note
+from stagewright.report.tables.notes import codec_label, loss_notes, parity_note
 from stagewright.runs.result import CompileReport, RunResult
 from stagewright.spec.strategy import sharding_name
 from stagewright.table import Cell, Table, number_columns, text_columns
@@ -129,7 +129,11 @@ def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
         baseline = "streamed baseline" if row.parity.streamed else "baseline"
         match = f"bitwise identical to the {baseline}" if error == 0 else f"matches the {baseline} within {error:.0e}"
         if row.parity.float64_error is not None:
-            match += f", and within {row.parity.float64_error:.0e} in float64: the rest is rounding at kinks (ReLU)"
+            cause = f"to other steps of {codec_label(row.parity)}" if row.parity.codecs else "at kinks (ReLU)"
+            match += f", and within {row.parity.float64_error:.0e} in float64: the rest is rounding {cause}"
+        elif row.parity.undecided is not None:
+            match += f" (tolerance {row.parity.tolerance:.0e}, measured with {codec_label(row.parity)}; float64 could "
+            match += f"not tell whether this is rounding: {row.parity.undecided})"
         memory = ", ".join(format_bytes(size) for size in row.peak_memory_bytes)
         traffic = [f"{size} P2P over cut {cut}" for cut, size in _format_sizes(row.link_bytes).items()]
         traffic += [f"{size} in {collective_label(axis)}" for axis, size in _format_sizes(row.axis_bytes).items()]

@@ -17,11 +17,22 @@ def parity_note(name: str, parity: ParityReport) -> str:
     if math.isinf(parity.max_error):
         return f"{failed}: {parity.worst} has a different shape, is missing, or is not finite on one side"
     if parity.float64_error is not None:
-        return f"{failed}: {parity.worst} has a relative error of {parity.float64_error:.0e} in float64 too"
+        error = f"{parity.worst} has a relative error of {parity.float64_error:.0e} in float64 too"
+        without = f", so this is not the rounding of {codec_label(parity)}; see whether the plan passes without a codec"
+        return f"{failed}: {error}{without if parity.codecs else ''}"
     error = f"{parity.worst} has a relative error of {parity.max_error:.0e} (tolerance {parity.tolerance:.0e})"
     if parity.undecided is not None:
-        return f"{failed}: {error}; float64 could not tell whether this is rounding: {parity.undecided}"
+        error += f"; float64 could not tell whether this is rounding: {parity.undecided}"
+    if parity.codecs:
+        error += (
+            f"; {codec_label(parity)} can turn a rounding error into a quantization step: try a finer codec, or none"
+        )
     return f"{failed}: {error}"
+
+
+def codec_label(parity: ParityReport) -> str:
+    """Name the codecs of a plan: ``codec block4``, ``codecs block4 and block8``."""
+    return f"codec{'s' if len(parity.codecs) > 1 else ''} {' and '.join(parity.codecs)}"
 
 
 def loss_notes(rows: Sequence[RunResult]) -> list[str]:

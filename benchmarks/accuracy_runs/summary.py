@@ -9,7 +9,7 @@ from typing import Any
 from accuracy_runs.cases import CODECS, RECIPES
 from stagewright.studies.codecs.measured import goal_points
 from stagewright.studies.framework.accuracy import accuracy_scale
-from stagewright.studies.framework.rounds import SeedValues
+from stagewright.studies.framework.rounds import SeedValue, SeedValues
 
 Row = dict[str, Any]
 
@@ -24,7 +24,10 @@ def _of_task(task: str, rows: Sequence[Row]) -> Iterator[Row]:
     groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["strategy"], row["workers"], row["codec"]), []).append(row)
-    values = {key: SeedValues(values=tuple(row["score"] for row in group)) for key, group in groups.items()}
+    values = {
+        key: SeedValues(trained=tuple(SeedValue(seed=row["seed"], value=row["score"]) for row in group))
+        for key, group in groups.items()
+    }
     num_evaluated = max((row["num_evaluated"] for row in rows), default=None)
     scale = accuracy_scale(task, RECIPES[task].metric, values.values(), num_evaluated)
     for key in sorted(groups, key=_order):

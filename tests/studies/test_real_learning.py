@@ -8,10 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.studies.parts.test_training_recipe import cifar
 
 from program import run_program
+from stagewright.runs.predictions import Predictions
 from stagewright.studies.codecs.options import Options
 from stagewright.studies.fabric.options import why_no_lab
 from stagewright.studies.parts.training import client_cuts, train_by_pipeline, train_in_one_process
@@ -156,5 +158,10 @@ def test_one_process_learns_what_a_pipeline_learns(tmp_path: Path) -> None:
     alone = train_in_one_process(plan, data=None, device="cpu:0")
     workers = train_by_pipeline(plan, tmp_path, data=None)
     assert alone["epochs"][-1]["accuracy"] == pytest.approx(workers["epochs"][-1]["accuracy"], abs=1.01 / 360)
+    samples = [Predictions.from_dict(one["predictions"]) for one in (alone, workers)]
+    assert samples[0] is not None
+    assert samples[1] is not None
+    assert samples[0].labels.tolist() == samples[1].labels.tolist(), "in the same order"
+    assert np.count_nonzero(samples[0].predicted != samples[1].predicted) <= 2
     other = train_in_one_process(options.plan("digits", "sort3+1", 0, cuts), data=None, device="cpu:0")
     assert other["epochs"][-1]["training_loss"] != pytest.approx(alone["epochs"][-1]["training_loss"], abs=1e-6)

@@ -7,6 +7,7 @@
       workers/0/events.journal      its events by step, while it runs or after it was killed
       workers/0/events.parquet      its events; memory.parquet: its memory; written when the worker ends
       workers/0/clock.json          offset of its clock to worker 0's
+      predictions.csv               the predicted class of each evaluated sample, if a classifier was trained
       result.json                   written when the run ends; missing while it runs, or after it was killed
 
 A folder is created atomically with its plan and environment. Each worker writes to its own subfolder only.

@@ -66,6 +66,9 @@ def test_a_lost_worker_costs_only_the_steps_since_the_checkpoint(tmp_path: Path)
     assert "step-00000002: worker 1" in note
     train(PLAN, tmp_path / "whole")
     assert losses(tmp_path / "runs") == losses(tmp_path / "whole")
+    (whole,), (*_, ended) = (sorted((tmp_path / root).glob("*/predictions.csv")) for root in ("whole", "runs"))
+    assert whole.read_text() == ended.read_text()
+    assert len(whole.read_text().splitlines()) == 361
 
 
 @pytest.mark.long

@@ -122,9 +122,11 @@ def test_a_pipeline_that_is_compared_with_data_is_cut_evenly() -> None:
 def test_accuracy_beside_its_interval_and_chance() -> None:
     text = answer_to(concluded(strategies_parts()), "accuracy")
     assert "(guessing reaches 10): data 95.9 ± " in text
-    assert "All 95 % intervals contain the accuracy of data parallel: no significant difference." in text
+    assert "No significant difference: the 95 % intervals of all differences contain 0." in text
     worse = strategies_parts(accuracy={"pipeline-2-4-even": (60.0, 60.1)})
-    assert "Below by more than the interval: pipeline (4) −35.9 ±" in answer_to(concluded(worse), "accuracy")
+    text = answer_to(concluded(worse), "accuracy")
+    assert "a difference of −35.9 ±" in text
+    assert "Below data parallel by more than the interval: pipeline (4)." in text
     alone = answer_to(concluded(strategies_parts(), seeds=[0]), "accuracy")
     assert "Inconclusive: with one seed, the variation between seeds is unknown." in alone
     names = ("data-2", "pipeline-2-2-even", "pipeline-2-4-even", "pipeline-2-4-client", "data-4", "pipeline-4-4-even")

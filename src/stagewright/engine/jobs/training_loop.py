@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from stagewright.engine.batch.splitter import ReplicaShare, share_bounds
 from stagewright.engine.jobs.learning_rate import learning_rate
+from stagewright.engine.parallel.evaluation import Evaluation
 from stagewright.engine.parallel.trainer import Trainer
 from stagewright.engine.state.checkpoint import checkpoint_name, prune
 from stagewright.engine.worker.broadcast import gather_ragged
@@ -34,6 +36,7 @@ from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
 from stagewright.files.json_values import from_json
+from stagewright.runs.predictions import Predictions
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Plan
 from stagewright.zoo.model import Batch
@@ -69,6 +72,7 @@ class TrainingLoop:
         """``num_checkpoints``: how many checkpoints to keep."""
         self.plan, self.task, self.trainer, self.num_checkpoints = plan, task, trainer, num_checkpoints
         self.folder = run_folder.worker(trainer.context.rank)
+        self.run_path = run_folder.path
         self.checkpoints = run_folder.path / "checkpoints"
         self.samples = task.dataset(task.splits[0])
         self.evaluation_samples = task.dataset("evaluation")
@@ -76,6 +80,8 @@ class TrainingLoop:
         self.num_steps = plan.steps if plan.epochs is None else plan.epochs * self.steps_per_epoch
         self.progress = Progress()
         self.steps_in_run = 0
+        self.predictions: Predictions | None = None
+        """Of the last evaluation, the same on every worker; None before it, or where samples have several classes."""
         self._order: tuple[int, Any] = (-1, None)
         self._reader: tuple[tuple[int, int], Iterator[Batch | ReplicaShare]] | None = None
 
@@ -117,6 +123,8 @@ class TrainingLoop:
             if self.trainer.context.rank == 0:
                 result = {"epochs": self.progress.epochs, "metric": self.task.metric_name, "steps": self.progress.step}
                 save_text(json.dumps(result, indent=2) + "\n", self.folder.path / "result.json")
+                if self.predictions is not None:
+                    self.predictions.save(self.run_path)
 
     def step(self) -> None:
         progress = self.progress
@@ -210,26 +218,33 @@ class TrainingLoop:
     def evaluate(self, samples: Samples) -> tuple[float, float]:
         """Return loss and metric over a whole split, the same on every worker."""
         total = 0.0
-        predicted, true = [], []
+        rows: list[NDArray[np.int64]] = []
         size = self.plan.batch
         order = [range(start, min(start + size, len(samples))) for start in range(0, len(samples), size)]
-        for batch in self.read(samples, order):
+        for indices, batch in zip(order, self.read(samples, order), strict=True):
             result = self.trainer.evaluate(batch)
             total += result.loss * result.num_samples
-            if self.task.metric is None:
-                continue
-            for output, target in zip(result.outputs, result.targets, strict=True):
-                predictions, labels = self.task.predictions(output, target)
-                predicted.append(predictions)
-                true.append(labels)
+            if self.task.metric is not None and result.outputs:
+                share = slice(*share_bounds(len(indices), self.plan, self.trainer.context.data))
+                rows.append(self._classes(indices[share], result))
         if self.task.metric is None:
             return total / len(samples), total / len(samples)
         context = self.trainer.context
-        columns = np.zeros((2, 0), dtype=np.int64)
-        if predicted and context.tensor == 0:
-            columns = np.stack([np.concatenate(predicted), np.concatenate(true)]).astype(np.int64)
-        gathered = torch.cat(gather_ragged(torch.from_numpy(columns), context.torch_device), dim=1)
-        return total / len(samples), self.task.metric(gathered[0].numpy(), gathered[1].numpy())
+        columns = np.concatenate(rows, axis=1) if rows and context.tensor == 0 else np.zeros((3, 0), dtype=np.int64)
+        numbers, labels, predicted = torch.cat(
+            gather_ragged(torch.from_numpy(columns), context.torch_device), dim=1
+        ).numpy()
+        if np.array_equal(np.sort(numbers), np.arange(len(samples))):
+            in_order = np.argsort(numbers)
+            self.predictions = Predictions(labels=labels[in_order], predicted=predicted[in_order])
+        return total / len(samples), self.task.metric(predicted, labels)
+
+    def _classes(self, numbers: Sequence[int], result: Evaluation) -> NDArray[np.int64]:
+        """Return the samples' numbers with their true and predicted classes; −1 where a sample has several classes."""
+        pairs = [self.task.predictions(*each) for each in zip(result.outputs, result.targets, strict=True)]
+        predicted, labels = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        known = numbers if len(numbers) == len(labels) else np.full(len(labels), -1)
+        return np.stack([known, labels, predicted]).astype(np.int64)
 
     def save(self) -> None:
         path = self.checkpoints / checkpoint_name(self.progress.step)

@@ -12,12 +12,13 @@ from stagewright.studies.codecs.measured import (
     MeasuredCodec,
     goal_points,
     part_name,
+    shown_points,
     task_scale,
     without_codec,
 )
 from stagewright.studies.codecs.tables import shown_link, shown_rate, shown_shape
 from stagewright.studies.framework.accuracy import AccuracyScale
-from stagewright.studies.framework.phrases import joined, percent, signed, times
+from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 
@@ -112,19 +113,21 @@ def _accuracy(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
         limit = goal_points(task)
         texts: dict[str, list[str]] = {"keeps": [], "loses": [], "unclear": []}
         for codec in measured:
-            if codec.mean is None or codec is reference or reference.mean is None:
+            if codec.mean is None or codec is reference:
                 continue
-            half = scale.difference_half_width(codec, reference)
-            text = f"{codec.codec} {signed(codec.mean - reference.mean)} ± {half:.1f}"
+            text = f"{codec.codec} {scale.difference(codec, reference).shown}"
             texts[scale.compare(codec, reference, limit)].append(text)
-        points = f"{limit:g} point{'s' if limit != 1 else ''}"
+        points = shown_points(limit)
         if texts["keeps"]:
-            yield f"Within {points} of it, interval included: {joined(texts['keeps'])}."
+            yield f"At most {points} below it, interval of the difference included: {joined(texts['keeps'])}."
         if texts["loses"]:
             yield f"Below it by more than the interval: {joined(texts['loses'])}."
         if texts["unclear"]:
             more = "more seeds" if scale.num_judged is None or scale.num_judged > 5000 else "more --samples and --seeds"
-            yield f"Inconclusive, since the interval is wider than {points}: {joined(texts['unclear'])}; use {more}."
+            yield (
+                f"Inconclusive, since the interval contains both no loss and one of more than {points}: "
+                f"{joined(texts['unclear'])}; use {more}."
+            )
 
 
 def _parity(results: Results, options: Mapping[str, Any], task: str) -> Iterator[str]:
@@ -157,7 +160,7 @@ def _fewest_bytes(results: Results, options: Mapping[str, Any], codecs: Codecs) 
         by_ratio = sorted(trained, key=lambda codec: codec.ratio)
         good = [codec for codec in by_ratio if verdicts[codec.codec] == "keeps"]
         unclear = [codec for codec in by_ratio if verdicts[codec.codec] == "unclear"]
-        within = f"within {limit:g} point{'s' if limit != 1 else ''} of the accuracy without a codec"
+        within = f"within {shown_points(limit)} of the accuracy without a codec"
         if good:
             best = good[0]
             yield (
@@ -168,7 +171,7 @@ def _fewest_bytes(results: Results, options: Mapping[str, Any], codecs: Codecs) 
         fewer = [codec for codec in unclear if not good or codec.ratio < good[0].ratio]
         if fewer:
             texts = joined(f"{codec.codec} ({percent(codec.ratio)} of the bytes)" for codec in fewer)
-            yield f"{name}: inconclusive for {texts}: the interval is wider than {limit:g} points."
+            yield f"{name}: inconclusive for {texts}: it may be {within} or not."
         elif not good:
             yield f"{name}: none of these codecs stays {within}."
 
@@ -189,7 +192,8 @@ def _collapse(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
         for codec in measured:
             if codec.mean is None or codec is reference or codec.ratio > _FEW or not codec.raw_bytes:
                 continue
-            kept, half = (codec.mean - scale.chance) / learned, scale.half_width(codec) / learned
+            difference = scale.difference(codec, reference)
+            kept, half = 1 + difference.points / learned, difference.half_width / learned
             verdict = "collapse" if kept + half < _COLLAPSE else "do not" if kept - half > _COLLAPSE else "inconclusive"
             name = f"{codec.codec} ({BITS[codec.codec]} bits)" if codec.codec in BITS else codec.codec
             texts.setdefault(verdict, []).append(f"{name} keeps {percent(max(0.0, kept))}")

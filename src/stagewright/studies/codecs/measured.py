@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
-from stagewright.studies.framework.rounds import SeedValues, read_values
+from stagewright.studies.framework.rounds import SeedValues, read_trained
 from stagewright.studies.parts.measurements import noise_margin
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
@@ -88,6 +89,11 @@ def goal_points(task: str) -> float:
     return 0.5 if task == "cifar10" else 1.0
 
 
+def shown_points(points: float) -> str:
+    """0.5 points, 1 point."""
+    return f"{points:g} point{'s' if points != 1 else ''}"
+
+
 def task_scale(
     results: Mapping[str, Any], options: Mapping[str, Any], task: str, measured: Sequence[MeasuredCodec]
 ) -> AccuracyScale:
@@ -102,8 +108,8 @@ def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task
     transfer = results.get(f"transfer-{task}")
     measured = []
     for codec in options["codecs"]:
-        values = read_values(results.get(part_name(task, codec, seed)) for seed in options["seeds"])
-        if crossing is None and not values:
+        trained = read_trained(results, options["seeds"], partial(part_name, task, codec))
+        if crossing is None and not trained:
             continue
         forward, _, backward = codec.partition("/")
         forward_rows = _rows(crossing, forward, "forward")
@@ -113,7 +119,7 @@ def measured_codecs(results: Mapping[str, Any], options: Mapping[str, Any], task
         measured.append(
             MeasuredCodec(
                 codec=codec,
-                values=values,
+                trained=trained,
                 # Without a codec a tensor is sent as it is, without a header.
                 step_bytes=messages * sum(row["raw_bytes" if row["codec"] == "none" else "num_bytes"] for row in rows),
                 raw_bytes=messages * sum(row["raw_bytes"] for row in rows),

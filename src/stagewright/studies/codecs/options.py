@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from stagewright.errors import UsageError
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
-from stagewright.studies.framework.options import option, parse_words, setting
+from stagewright.studies.framework.options import option, parse_numbers, parse_words, setting
 from stagewright.studies.parts.training_options import TrainingOptions, samples_option
 
 SORT = ("sort12+4", "sort9+3", "sort6+2", "sort3+1")
@@ -25,6 +25,9 @@ class Options(TrainingOptions):
         "Codecs, with commas; or pairs FORWARD/BACKWARD.",
         parse=parse_words,
         quick=("none", "bf16", "block4/block8", "hadamard4", *SORT),
+    )
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), "Seeds, with commas; one run each.", parse=parse_numbers, quick=(0, 1, 2), panel="Execution"
     )
     train_samples: int | None = samples_option(quick=256)
     judged_samples: int | None = setting(None, quick=200)

@@ -91,7 +91,7 @@ def _advice(codecs: Codecs) -> str:
     here = "Between these workers " + (
         f"use {joined(useful, 'or')}: a tensor arrives sooner"
         if useful
-        else "send without a codec: with none a tensor arrives measurably sooner"
+        else "send without a codec: none of them makes a tensor arrive measurably sooner"
     )
     return (
         f"{here}. On slower links take the codec with the fewest bytes that keeps the accuracy of your task, if the "

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stagewright.runs.baseline import fastest_variant
+from stagewright.runs.predictions import Predictions
 from stagewright.runs.result import RunResult
 from stagewright.studies.framework.phrases import spread
 from stagewright.studies.framework.repeats import SUPERLINEAR, rate_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeedValue:
+    """What one training with a seed reached."""
+
+    seed: int
+    value: float
+    """Metric × 100 after the last epoch."""
+    predictions: Predictions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeedValues:
     """The accuracy that the same training reaches with several seeds."""
 
-    values: tuple[float, ...]
-    """Metric × 100 after the last epoch, of each seed."""
+    trained: tuple[SeedValue, ...] = ()
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Metric × 100 of each seed."""
+        return tuple(training.value for training in self.trained)
+
+    @property
+    def by_seed(self) -> dict[int, SeedValue]:
+        """What was reached with each seed."""
+        return {training.seed: training for training in self.trained}
 
     @property
     def mean(self) -> float | None:
@@ -66,9 +86,18 @@ class Speedups:
         return " ".join(filter(None, texts))
 
 
-def read_values(trained: Iterable[Mapping[str, Any] | None]) -> tuple[float, ...]:
-    """Read the metric × 100 after the last epoch of each training that succeeded."""
-    return tuple(100 * row["epochs"][-1][row["metric"]] for row in trained if row is not None)
+def read_trained(results: Mapping[str, Any], seeds: Iterable[int], part: Callable[[int], str]) -> tuple[SeedValue, ...]:
+    """Read what each training that succeeded reached after its last epoch; `part` names the part of a seed."""
+    rows = {seed: results.get(part(seed)) for seed in seeds}
+    return tuple(
+        SeedValue(
+            seed=seed,
+            value=100 * row["epochs"][-1][row["metric"]],
+            predictions=Predictions.from_dict(row.get("predictions")),
+        )
+        for seed, row in rows.items()
+        if row is not None
+    )
 
 
 def read_rounds(results: Mapping[str, Any], part: str, rounds: int) -> dict[int, RunResult]:

@@ -74,8 +74,8 @@ def _advice(results: Results, options: Mapping[str, Any], parallel: list[Measure
     if len(layers) > 1 and max(layers.values()) > min(layers.values()):
         most, fewest = max(layers, key=lambda name: layers[name]), min(layers, key=lambda name: layers[name])
         return text + (
-            f" Where it does not, {shown_variant(most)} fits {layers[most]} layers in "
+            f" Where the model does not fit on one device, {shown_variant(most)} fits {layers[most]} layers in "
             f"{format_bytes(options['memory_bytes'])} per device, {shown_variant(fewest)} {layers[fewest]}."
         )
     least = min(variants.values(), key=lambda variant: variant.peak)
-    return f"{text} Where it does not, {shown_variant(least.variant)} needs the least memory."
+    return f"{text} Where the model does not fit on one device, {shown_variant(least.variant)} needs the least memory."

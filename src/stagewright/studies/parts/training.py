@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from stagewright import structure
 from stagewright.errors import UsageError
+from stagewright.runs.predictions import Predictions
 from stagewright.spec.plan import Plan
 
 Links: TypeAlias = Sequence[tuple[str, str]]
@@ -45,7 +46,7 @@ def cuts_of_client(names: Sequence[str], first: int, last: int, model: str) -> t
 def train_by_pipeline(
     plan: Plan, root: str | Path, *, data: str | None, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train with workers; return epochs, metric, samples/s and the run folder, relative to the parent of `root`."""
+    """Train with workers; return epochs, predictions, rate and the run folder, relative to the parent of `root`."""
     from stagewright.engine.jobs.train import TrainingOptions, train
 
     def progress(line: Any) -> None:
@@ -53,14 +54,18 @@ def train_by_pipeline(
             note(f"epoch {line['epoch']}: training loss {line['training_loss']:.4f}")
 
     result = train(plan, root, options=TrainingOptions(data_dir=data), progress=progress).to_dict()
-    run = f"{Path(root).name}/{Path(result['run']).name}"
-    return {**{key: result[key] for key in ("epochs", "metric", "samples_per_s")}, "run": run}
+    predictions = Predictions.load(Path(result["run"]))
+    return {
+        **{key: result[key] for key in ("epochs", "metric", "samples_per_s")},
+        "predictions": predictions.to_dict() if predictions is not None else None,
+        "run": f"{Path(root).name}/{Path(result['run']).name}",
+    }
 
 
 def train_in_one_process(
     plan: Plan, *, data: str | None, device: str, note: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Train in this process, pinned to one device; return epochs, metric and samples/s."""
+    """Train in this process, pinned to one device; return epochs, predictions and samples/s."""
     from stagewright.cluster.device import Device
     from stagewright.engine.pipeline.link_codec import fake_link_codecs
 
@@ -161,23 +166,29 @@ class _Trainer:
             last_loss = float(loss.detach())
             seconds, trained = seconds + time.perf_counter() - start, trained + len(chosen)
             if (step + 1) % per_epoch == 0 or step + 1 == total:
-                row = {"epoch": epoch + 1, self.task.metric_name: self._evaluate(links), "training_loss": last_loss}
+                score, predictions = self._evaluate(links)
+                row = {"epoch": epoch + 1, self.task.metric_name: score, "training_loss": last_loss}
                 epochs.append(row)
                 note(f"epoch {epoch + 1}: training loss {last_loss:.4f}")
-        return {"epochs": epochs, "metric": self.task.metric_name, "samples_per_s": trained / seconds, "run": None}
+        return {
+            "epochs": epochs,
+            "metric": self.task.metric_name,
+            "samples_per_s": trained / seconds,
+            "predictions": predictions.to_dict(),
+            "run": None,
+        }
 
-    def _evaluate(self, links: Links) -> float:
+    def _evaluate(self, links: Links) -> tuple[float, Predictions]:
         import numpy as np
         import torch
 
         from stagewright.engine.parallel.evaluation import in_eval_mode
 
-        predicted, true = [], []
+        pairs = []
         with torch.no_grad(), in_eval_mode(self.model.module):
             for batch in self.evaluation_samples.batches(self.plan.batch):
                 outputs = self.run_evaluation(batch, links)
-                predictions, target = self.task.predictions(outputs, self._to_device(batch.target))
-                predicted.append(predictions)
-                true.append(target)
+                pairs.append(self.task.predictions(outputs, self._to_device(batch.target)))
+        predicted, labels = (np.concatenate(column) for column in zip(*pairs, strict=True))
         assert self.task.metric is not None
-        return float(self.task.metric(np.concatenate(predicted), np.concatenate(true)))
+        return float(self.task.metric(predicted, labels)), Predictions(labels=labels, predicted=predicted)

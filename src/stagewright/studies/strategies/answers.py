@@ -8,7 +8,7 @@ from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.accuracy import AccuracyScale
-from stagewright.studies.framework.phrases import counted, joined, signed, spread, study_command, times
+from stagewright.studies.framework.phrases import counted, joined, spread, study_command, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.parts.training_recipe import TrainingRecipe
@@ -194,22 +194,20 @@ def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experim
         for row in pipelines:
             assert row.mean is not None
             label = f"{row.experiment.shown} ({row.experiment.microbatches})"
-            texts.append(f"{label} {scale.shown(row)}")
-            half = scale.difference_half_width(row, data)
-            if abs(row.mean - data.mean) > half:
-                (below if row.mean < data.mean else above).append(
-                    f"{label} {signed(row.mean - data.mean)} ± {half:.1f}"
-                )
-        verdict = "All 95 % intervals contain the accuracy of data parallel: no significant difference."
+            difference = scale.difference(row, data)
+            texts.append(f"{label} {scale.shown(row)}, a difference of {difference.shown}")
+            if difference.is_significant:
+                (below if difference.points < 0 else above).append(label)
+        verdict = "No significant difference: the 95 % intervals of all differences contain 0."
         if below or above:
             verdict = " ".join(
-                f"{word} by more than the interval: {joined(labels)}."
+                f"{word} data parallel by more than the interval: {joined(labels)}."
                 for word, labels in (("Below", below), ("Above", above))
                 if labels
             )
         if scale.deviation is None:
             verdict = "Inconclusive: with one seed, the variation between seeds is unknown."
-        yield f"{head}, {joined(texts)}. {verdict}"
+        yield f"{head}; {'; '.join(texts)}. {verdict}"
 
 
 def _microbatches(options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:
@@ -271,10 +269,10 @@ def _accuracy_change(scale: AccuracyScale, rows: Sequence[MeasuredExperiment]) -
         return "The accuracy was not measured."
     if not scale.has_learned(first) or scale.deviation is None:
         return "The comparison of accuracies is inconclusive."
-    difference, half = last.mean - first.mean, scale.difference_half_width(last, first)
-    if abs(difference) <= half:
-        return f"No significant difference in accuracy ({signed(difference)} ± {half:.1f})."
-    return f"The accuracy differs by more than the interval: {signed(difference)} ± {half:.1f}."
+    difference = scale.difference(last, first)
+    if not difference.is_significant:
+        return f"No significant difference in accuracy ({difference.shown})."
+    return f"The accuracy differs by more than the interval: {difference.shown}."
 
 
 def _cuts(results: Results, options: Mapping[str, Any], experiments: Experiments) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, study_command
-from stagewright.studies.framework.rounds import SeedValues, read_values
+from stagewright.studies.framework.rounds import SeedValues, read_trained
 from stagewright.studies.framework.study import Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.training_recipe import TrainingRecipe
@@ -62,8 +63,8 @@ def _workers(options: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _errors(results: Mapping[str, Any], options: Mapping[str, Any], kind: str, batch: int, workers: int) -> SeedValues:
-    trained = (results.get(large_training_part(kind, batch, workers, seed)) for seed in options["seeds"])
-    return SeedValues(values=tuple(100 - value for value in read_values(trained)))
+    trained = read_trained(results, options["seeds"], partial(large_training_part, kind, batch, workers))
+    return SeedValues(trained=tuple(replace(one, value=100 - one.value) for one in trained))
 
 
 def only_pipeline(results: Mapping[str, Any], options: Mapping[str, Any], workers: int = 2) -> list[int]:

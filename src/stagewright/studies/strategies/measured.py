@@ -19,7 +19,7 @@ from stagewright.studies.framework.rounds import (
     Speedups,
     median_rate,
     read_rounds,
-    read_values,
+    read_trained,
     speedups_by_round,
 )
 from stagewright.studies.parts.measurements import is_busy, noise_margin
@@ -223,11 +223,11 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
     forecasts = results.get(f"forecast-{task}") or {}
     measured = []
     for experiment in list_experiments(options["workers"], options["microbatches"], options["cuts"]):
-        values = read_values(results.get(f"train-{task}-{experiment.name}-{seed}") for seed in options["seeds"])
+        trained = read_trained(results, options["seeds"], f"train-{task}-{experiment.name}-{{}}".format)
         runs = read_rounds(results, f"speed-{task}-{experiment.name}", options["rounds"])
         baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", options["rounds"])
         forecast = forecasts.get(experiment.name)
-        if not values and not runs and forecast is None:
+        if not trained and not runs and forecast is None:
             continue
         if runs:
             rate: float | None = median_rate(runs)
@@ -240,7 +240,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 experiment=experiment,
                 batch=recipe.batch * experiment.workers // 2,
                 learning_rate=recipe.learning_rate * experiment.workers / 2,
-                values=values,
+                trained=trained,
                 samples_per_s=rate,
                 speedups=speedups,
                 forecast=forecast["speedup"] if forecast is not None else None,

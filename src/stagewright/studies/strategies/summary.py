@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import joined, percent, signed, spread, times
+from stagewright.studies.framework.phrases import joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.parts.measurements import is_busy
 from stagewright.studies.strategies.large_tables import only_pipeline
@@ -67,15 +67,15 @@ def _accuracies(results: Results, options: Mapping[str, Any], experiments: Exper
         if not scale.has_learned(data) or scale.deviation is None:
             yield f"The comparison of accuracies is inconclusive ({scale.shown(data)}, guessing {scale.chance:g})."
             continue
+        differences = [(row, scale.difference(row, data)) for row in rows]
         different = [
-            f"{row.experiment.shown} {signed(row.mean - data.mean)}"
-            for row in rows
-            if row.mean is not None and abs(row.mean - data.mean) > scale.difference_half_width(row, data)
+            f"{row.experiment.shown} {difference.shown}" for row, difference in differences if difference.is_significant
         ]
+        widest = max((one for _, one in differences), key=lambda one: abs(one.points) + one.half_width)
         yield (
-            f"Accuracy: data {scale.shown(data)}; beyond the interval: {joined(different)}."
+            f"Accuracy: data {scale.shown(data)}; beyond the interval of the difference: {joined(different)}."
             if different
-            else f"Accuracy: data {scale.shown(data)}; no pipeline differs beyond the interval."
+            else f"Accuracy: data {scale.shown(data)}; no pipeline differs significantly (at most {widest.shown})."
         )
 
 

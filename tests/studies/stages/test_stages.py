@@ -111,9 +111,7 @@ def test_forecasts_that_were_wrong_on_measured_cases_are_corrected_or_withheld()
 def test_a_busy_calibration_says_so() -> None:
     parts = stages_parts() | {"calibration": {"measured_at": "2026-11-01T10:00:00+00:00", "noise": 0.31}}
     note = concluded(parts).tables[1].notes[0]
-    assert (
-        "a calibration of this machine of 2026-11-01 10:00, whose rounds varied by 31 %: the machine was busy" in note
-    )
+    assert "a calibration of this machine of 2026-11-01 10:00, whose rounds varied by 31 %, so they are rough." in note
 
 
 def test_a_run_that_is_not_equal_has_no_speedup() -> None:
@@ -233,7 +231,10 @@ def test_a_busy_machine_corrects_no_forecast() -> None:
     assert "corrected by the measured ratio" in text
     parts["calibration"] = {"measured_at": "2026-11-17T16:51", "noise": 0.35}
     busy = answer_to(concluded(parts), "reach over")
-    assert "while the machine was busy: the forecasts of the others are withheld" in busy
+    assert (
+        "measured while repeated measurements of this machine varied by 35 %: the forecasts of the others are withheld"
+        in busy
+    )
     assert "Corrected forecast" not in busy
 
 
@@ -301,7 +302,9 @@ def test_a_mode_that_can_not_be_told_is_named_in_the_summary() -> None:
     assert "Inconclusive for training, whose runs were disturbed." in summary.measured
     busy = concluded(stages_parts() | {"calibration": {"noise": 0.4}}).summary
     assert busy is not None
-    assert busy.why.startswith("Uncertain, since the machine was busy. In this run: the largest loss in")
+    assert busy.why.startswith(
+        "Uncertain, since repeated measurements of this machine varied by 40 %. In this run: the largest loss in"
+    )
 
 
 def test_a_forecast_that_is_exact_is_off_by_nothing() -> None:

@@ -28,8 +28,8 @@ class ForecastCheck:
 
     ratios: tuple[float, ...] = ()
     """Measured ÷ forecast of each case that was measured."""
-    is_busy: bool = False
-    """Whether the machine was busy, so that a ratio may be noise."""
+    busy: str = ""
+    """What shows that the machine was busy, so that a ratio may be noise; "" if it was not."""
     is_disturbed: bool = False
     """Whether every measured case was left out as impossible: then the baseline is wrong, to which forecasts refer."""
 
@@ -43,7 +43,7 @@ class ForecastCheck:
         if all(abs(1 / ratio - 1) <= TRUSTED for ratio in self.ratios):
             return "trusted"
         middle = statistics.median(self.ratios)
-        if self.is_busy:
+        if self.busy:
             return "withheld"
         return "corrected" if all(abs(ratio / middle - 1) <= TRUSTED for ratio in self.ratios) else "withheld"
 
@@ -70,7 +70,7 @@ class ForecastCheck:
         if self.verdict == "corrected":
             factor = statistics.median(self.ratios)
             return f"{head}: the forecasts of the others are corrected by the measured ratio, {factor:.2f}."
-        reason = "while the machine was busy" if self.is_busy else "in different ways"
+        reason = f"measured while {self.busy}" if self.busy else "in different ways"
         return f"{head}, more than {percent(TRUSTED)} and {reason}: the forecasts of the others are withheld."
 
 
@@ -81,14 +81,14 @@ def _signed_percent(error: float) -> str:
 
 
 def check_forecasts(
-    pairs: Sequence[tuple[float | None, float | None]], *, is_busy: bool = False, is_disturbed: bool = False
+    pairs: Sequence[tuple[float | None, float | None]], *, busy: str = "", is_disturbed: bool = False
 ) -> ForecastCheck:
     """Compare (measured, forecast) pairs; pairs in which one is unknown do not count.
 
     Args:
         pairs: Speed-ups of the cases that were measured.
-        is_busy: Whether the machine was busy.
+        busy: What shows that the machine was busy.
         is_disturbed: Whether measured speed-ups were left out as impossible.
     """
     ratios = tuple(measured / forecast for measured, forecast in pairs if measured and forecast)
-    return ForecastCheck(ratios=ratios, is_busy=is_busy, is_disturbed=is_disturbed and not ratios)
+    return ForecastCheck(ratios=ratios, busy=busy, is_disturbed=is_disturbed and not ratios)

@@ -9,7 +9,7 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.memory.measured import MeasuredVariant, Variants, ideal_speedups, shown_variant
-from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.parts.measurements import why_busy
 
 
 def summarize(results: Results, options: Mapping[str, Any], variants: Variants) -> Summary:
@@ -37,12 +37,19 @@ def summarize(results: Results, options: Mapping[str, Any], variants: Variants) 
     return Summary(
         measured=f"{options['model']} on two devices, over one: {rates}. {shown_variant(least.variant).capitalize()} "
         f"needs the least memory: {format_bytes(least.peak)} on its largest worker{share}.",
-        ideal=f"2 ×; with free communication the same steps would reach {joined(ideals)}."
+        ideal=f"2 ×{_beyond(parallel)}; with free communication the same steps would reach {joined(ideals)}."
         if ideals
-        else "2 ×; what free communication would reach is unknown.",
+        else f"2 ×{_beyond(parallel)}; what free communication would reach is unknown.",
         why=_why(results, parallel),
         advice=_advice(results, options, parallel, variants),
     )
+
+
+def _beyond(parallel: list[MeasuredVariant]) -> str:
+    """How more than twice the speed is possible, where that was measured."""
+    if all((variant.speedup or 0.0) <= 2 for variant in parallel):
+        return ""
+    return ", or a little more where a part of the model fits into a cache that the whole does not"
 
 
 def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
@@ -53,7 +60,8 @@ def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
         if forecast is not None and largest is not None and largest["seconds"] > 0:
             share = percent(largest["seconds"] / forecast["step_s"])
             texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
-    busy = " Uncertain: the machine was busy." if is_busy(results) else ""
+    because = why_busy(results)
+    busy = f" Uncertain: {because}." if because else ""
     return f"The largest losses, by forecast: {joined(texts)}.{busy}" if texts else "Unknown: there is no forecast."
 
 
@@ -64,8 +72,8 @@ def _advice(results: Results, options: Mapping[str, Any], parallel: list[Measure
     text = f"Where the model fits, use {choice}{', which differ by less than noise' if close else ''}."
     if (best.speedup or 0.0) <= 1 + best.margin:
         text = (
-            "Whether any strategy is faster than one device is uncertain: the machine was busy."
-            if is_busy(results)
+            f"Whether any strategy is faster than one device is uncertain: {busy}."
+            if (busy := why_busy(results))
             else "Where the model fits, use one device: no strategy is measurably faster."
         )
     layers = {

@@ -72,6 +72,16 @@ def is_busy(results: Mapping[str, Any]) -> bool:
     return _noise(results) > NOISY
 
 
+def why_busy(results: Mapping[str, Any]) -> str:
+    """What shows that the machine was busy, as a clause; "" if it was not."""
+    if not is_busy(results):
+        return ""
+    share = float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0)
+    if share / (1 - min(0.95, share)) > NOISY:
+        return f"other programs took {percent(share)} of the cores' time"
+    return f"repeated measurements of this machine varied by {percent(_noise(results))}"
+
+
 def noise_margin(results: Mapping[str, Any]) -> float:
     """Relative difference between two single runs up to which they can't be told apart: more on a busy machine."""
     return max(0.05, _noise(results))
@@ -85,7 +95,7 @@ def calibration_note(results: Mapping[str, Any]) -> str:
     noise = saved.get("noise") or 0.0
     text = f" Forecasts use a calibration of this machine of {str(saved['measured_at'])[:16].replace('T', ' ')}"
     text += f", whose rounds varied by {percent(noise)}" if noise else ""
-    return text + (": the machine was busy, so forecasts are rough." if noise > NOISY else ".")
+    return text + (", so they are rough." if noise > NOISY else ".")
 
 
 def finite(content: Any) -> Any:

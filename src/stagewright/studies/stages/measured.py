@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import Speedups, median_rate, read_rounds, speedups_by_round
 from stagewright.studies.framework.study import Results
-from stagewright.studies.parts.measurements import is_busy, noise_margin
+from stagewright.studies.parts.measurements import noise_margin, why_busy
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
@@ -144,7 +144,7 @@ def forecast_check(
             for run in runs
             if not run.shared and "speedup" in (forecast := forecasts.get(str(run.num_stages), {}).get(run.policy, {}))
         ],
-        is_busy=is_busy(results),
+        busy=why_busy(results),
         is_disturbed=any(run.implausible for run in runs if not run.shared),
     )
 

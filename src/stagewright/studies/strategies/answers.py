@@ -10,7 +10,7 @@ from stagewright.quantity import format_bytes
 from stagewright.studies.framework.accuracy import AccuracyScale
 from stagewright.studies.framework.phrases import counted, joined, spread, study_command, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
-from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.parts.measurements import why_busy
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 from stagewright.studies.strategies.large_tables import large_answer
 from stagewright.studies.strategies.measured import (
@@ -145,8 +145,8 @@ def _plain(results: Results, options: Mapping[str, Any], task: str) -> str:
     verdict = (
         "so the baseline is a fair one"
         if abs(ratio - 1) <= 0.1
-        else "but the machine was busy, so the comparison is inconclusive"
-        if is_busy(results)
+        else f"but {busy}, so the comparison is inconclusive"
+        if (busy := why_busy(results))
         else f"so speed-ups over a plain loop are {times(1 / ratio)} as high"
     )
     return (

@@ -8,7 +8,7 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.parts.measurements import why_busy
 from stagewright.studies.strategies.large_tables import only_pipeline
 from stagewright.studies.strategies.measured import Experiments, MeasuredExperiment, case_name, task_scale
 
@@ -99,8 +99,8 @@ def _advice(
     rates = [max(data.speedup or 0.0, pipeline.speedup or 0.0) for _, data, pipeline in pairs]
     if max(rates) <= 1 + pairs[0][1].margin:
         text = (
-            "Whether either is faster than one device is uncertain: the machine was busy"
-            if is_busy(results)
+            f"Whether either is faster than one device is uncertain: {busy}"
+            if (busy := why_busy(results))
             else "Use one device: neither strategy is measurably faster with this model and batch, since the steps are "
             "too short for what a split and its messages cost"
         )

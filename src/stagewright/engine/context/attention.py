@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from stagewright.engine.context.axis import ContextAxis
 from stagewright.engine.context.heads import to_heads, to_positions
 from stagewright.engine.context.ring import Attention, ring_attention
+from stagewright.engine.context.sources import SEQUENCE_DIM, Sources, whole_sizes
 from stagewright.errors import UsageError
 
 Exchange: TypeAlias = Literal["ring", "all-to-all"]
@@ -27,11 +29,18 @@ Exchange: TypeAlias = Literal["ring", "all-to-all"]
 class DividedSequence(TorchFunctionMode):
     """The mode of a block while it computes this worker's positions of a sequence."""
 
-    def __init__(self, axis: ContextAxis, exchange: Exchange, block: str) -> None:
+    def __init__(self, axis: ContextAxis, exchange: Exchange, block: str, sources: Sources) -> None:
         super().__init__()
-        self._axis, self._exchange, self._block = axis, exchange, block
+        self._axis, self._exchange, self._block, self._sources = axis, exchange, block, sources
         self.length = 0
         """Tokens of the whole sequence."""
+        self.key_lengths: tuple[int, ...] = ()
+        """Tokens that each attention call attends to, in order."""
+        self._num_calls = 0
+
+    def begin(self, length: int, key_lengths: tuple[int, ...]) -> None:
+        """Begin a call of the block, whose sequences have these lengths."""
+        self.length, self.key_lengths, self._num_calls = length, key_lengths, 0
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -41,20 +50,24 @@ class DividedSequence(TorchFunctionMode):
             return self._dropout(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             return self._attention(func, *args, **kwargs)
+        if self._sources.makes_masks and self._num_calls < len(self.key_lengths):
+            whole = (self.length, self.key_lengths[self._num_calls])
+            here = (self._axis.num_positions(whole[0]), self._axis.num_positions(whole[1]))
+            args, kwargs = whole_sizes(func, args, kwargs, here, whole)
         return func(*args, **kwargs)
 
     def _dropout(self, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if not training or p == 0:
             return input
-        if input.dim() < 3 or input.shape[1] * self._axis.num_workers != self.length:
+        if input.dim() < 3 or input.shape[SEQUENCE_DIM] != self._axis.num_positions(self.length):
             raise UsageError(
                 f"context={self._axis.num_workers} can't divide {self._block}: it applies dropout to a tensor of shape "
                 f"{list(input.shape)}, whose dimension 1 is not the sequence; set its dropout to 0"
             )
         shape = list(input.shape)
-        shape[1] = self.length
+        shape[SEQUENCE_DIM] = self.length
         noise = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
-        noise = noise.index_select(1, self._axis.positions(self.length, device=input.device))
+        noise = noise.index_select(SEQUENCE_DIM, self._axis.positions(self.length, device=input.device))
         return input.mul_(noise) if inplace else input * noise
 
     def _attention(
@@ -70,16 +83,38 @@ class DividedSequence(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        noise = self._noise(query, dropout_p) if dropout_p > 0 else None
-        if self._exchange == "ring":
-            if noise is not None:
-                noise = noise.index_select(-2, self._axis.positions(self.length, device=query.device))
-            attention = Attention(
-                axis=self._axis, length=self.length, scale=scale, is_causal=is_causal, mask=attn_mask, noise=noise
+        if self._num_calls == len(self.key_lengths):
+            raise UsageError(
+                f"context={self._axis.num_workers} can't divide {self._block}: it calls attention more than "
+                f"{self._num_calls} times, as with the example; use data or pipeline parallelism instead"
             )
-            return ring_attention(query, key, value, attention)
-        return self._attend_by_heads(func, query, key, value, attn_mask, noise, is_causal, scale)
+        attention = Attention(
+            axis=self._axis,
+            query_length=self.length,
+            key_length=self.key_lengths[self._num_calls],
+            scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
+            is_causal=is_causal,
+            noise=None,
+        )
+        self._num_calls += 1
+        self._check_mask(attn_mask, attention)
+        if dropout_p > 0:
+            attention = replace(attention, noise=self._noise(query, attention, dropout_p))
+        if self._exchange == "ring":
+            return ring_attention(query, key, value, attn_mask, attention)
+        return self._attend_by_heads(func, query, key, value, attn_mask, attention)
+
+    def _check_mask(self, mask: torch.Tensor | None, attention: Attention) -> None:
+        """Refuse a mask that is not that of the whole sequences."""
+        whole = (attention.query_length, attention.key_length)
+        if mask is None or (
+            mask.dim() > 1 and all(size in (1, length) for size, length in zip(mask.shape[-2:], whole, strict=True))
+        ):
+            return
+        raise UsageError(
+            f"context={self._axis.num_workers} can't divide {self._block}: it makes an attention mask of shape "
+            f"{list(mask.shape)} for {whole[0]} queries and {whole[1]} keys; use data or pipeline parallelism instead"
+        )
 
     def _attend_by_heads(
         self,
@@ -88,9 +123,7 @@ class DividedSequence(TorchFunctionMode):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
-        noise: torch.Tensor | None,
-        is_causal: bool,
-        scale: float,
+        attention: Attention,
     ) -> torch.Tensor:
         axis, heads = self._axis, query.shape[1]
         if heads % axis.num_workers:
@@ -100,26 +133,29 @@ class DividedSequence(TorchFunctionMode):
             )
         if key.shape[1] % axis.num_workers:  # too few heads of keys to divide: repeat them
             key, value = (part.repeat_interleave(heads // key.shape[1], 1) for part in (key, value))
-        query, key, value = (to_heads(part, axis) for part in (query, key, value))
+        query = to_heads(query, axis, attention.query_length)
+        key, value = (to_heads(part, axis, attention.key_length) for part in (key, value))
         own = slice(axis.index * heads // axis.num_workers, (axis.index + 1) * heads // axis.num_workers)
         if mask is not None and mask.dim() == 4 and mask.shape[1] > 1:
             mask = mask[:, own]
-        if noise is None:
+        if attention.noise is None:
+            is_grouped = key.shape[1] < query.shape[1]
             output = func(
-                query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=key.shape[1] < query.shape[1]
+                query, key, value, mask, 0.0, attention.is_causal, scale=attention.scale, enable_gqa=is_grouped
             )
         else:
             key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
-            scores = query @ key.transpose(-2, -1) * scale
-            if is_causal:
+            scores = query @ key.transpose(-2, -1) * attention.scale
+            if attention.is_causal:
                 allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
                 scores = scores.masked_fill(~allowed, -math.inf)
             if mask is not None:
                 scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-            output = (functional.softmax(scores, -1) * noise[:, own]) @ value
+            output = (functional.softmax(scores, -1) * attention.noise[:, own]) @ value
         return to_positions(output, axis)
 
-    def _noise(self, query: torch.Tensor, rate: float) -> torch.Tensor:
-        """Draw the dropout of the whole attention, as the baseline does."""
-        shape = (*query.shape[:2], self.length, self.length)
-        return functional.dropout(torch.ones(shape, dtype=query.dtype, device=query.device), rate)
+    def _noise(self, query: torch.Tensor, attention: Attention, rate: float) -> torch.Tensor:
+        """Draw the dropout of the whole attention, as the baseline does; a ring needs that of this worker's queries."""
+        shape = (*query.shape[:2], attention.query_length, attention.key_length)
+        noise = functional.dropout(torch.ones(shape, dtype=query.dtype, device=query.device), rate)
+        return noise.index_select(-2, attention.rows(query.device)) if self._exchange == "ring" else noise

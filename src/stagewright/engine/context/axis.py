@@ -8,12 +8,19 @@
               forward                            backward
     scatter   this worker's positions            all-gather of the gradients
     gather    all-gather of all positions        this worker's positions of the gradient
+    enter     identity                           all-reduce of the gradients
+    leave     identity                           the gradient on the first worker, 0 on others
 
-Outside of blocks activations are replicated, so every worker has the same full gradient there.
+Outside of blocks activations are replicated, so every worker has the same full gradient there. ``enter`` and ``leave``
+are for what is whole inside of a block too, such as a bias: there, gradients are partial sums.
+
+Chunks of a length that is no multiple of twice the workers differ by one token. All-gathers pad them to the longest;
+rings and all-to-alls send them as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -21,7 +28,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stagewright.engine.tensor.axis import Axis
+from stagewright.engine.tensor.axis import Axis, pad_shard
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 
@@ -45,22 +52,37 @@ class ContextAxis(Axis):
         """Return this worker's positions of a replicated activation."""
         return _Scatter.apply(value, self, dim)  # type: ignore[no-any-return, no-untyped-call]
 
-    def gather(self, value: torch.Tensor, dim: int) -> torch.Tensor:
+    def gather(self, value: torch.Tensor, dim: int, length: int) -> torch.Tensor:
         """Return all positions of a divided activation, on every worker."""
-        return _Gather.apply(value, self, dim)  # type: ignore[no-any-return, no-untyped-call]
+        return _Gather.apply(value, self, dim, length)  # type: ignore[no-any-return, no-untyped-call]
 
-    def gather_positions(self, value: torch.Tensor, dim: int) -> torch.Tensor:
+    def enter(self, value: torch.Tensor) -> torch.Tensor:
+        """Pass a replicated activation into a block, whole."""
+        return _Enter.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave(self, value: torch.Tensor) -> torch.Tensor:
+        """Pass what is whole out of a block."""
+        return _Leave.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def num_positions(self, length: int, worker: int | None = None) -> int:
+        """Return how many positions of a sequence a worker has, by default this one."""
+        return len(zigzag(length, self.num_workers)[self.index if worker is None else worker])
+
+    def gather_positions(self, value: torch.Tensor, dim: int, length: int) -> torch.Tensor:
         """All-gather positions, without autograd."""
+        sizes = [self.num_positions(length, worker) for worker in range(self.num_workers)]
+        value = pad_shard(value, max(sizes), dim)
         self.payload_bytes += value.nbytes * self.num_workers
         start = recorder.now()
         parts = self.all_gather(value)
         recorder.add("collective", start, num_bytes=value.nbytes * self.num_workers, note=self.name)
-        return torch.cat(parts, dim).index_select(dim, self.order(value.shape[dim] * self.num_workers, value.device))
+        shards = [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
+        return torch.cat(shards, dim).index_select(dim, self.order(length, value.device))
 
-    def shift(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Send values to the next worker of the ring and return those of the one before."""
+    def shift(self, values: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
+        """Send keys or values to the next worker of the ring; return those of the one before, which has ``size``."""
         sent = [value.contiguous() for value in values]
-        received = [torch.empty_like(value) for value in sent]
+        received = [value.new_empty((*value.shape[:-2], size, value.shape[-1])) for value in sent]
         ahead = dist.get_global_rank(self.group, (self.index + 1) % self.num_workers)
         behind = dist.get_global_rank(self.group, (self.index - 1) % self.num_workers)
         operations = [dist.P2POp(dist.isend, value, ahead, self.group) for value in sent]
@@ -73,15 +95,16 @@ class ContextAxis(Axis):
         recorder.add("collective", start, num_bytes=num_bytes, note=self.name)
         return received
 
-    def all_to_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Exchange the parts of a tensor, stacked along dimension 0 by worker."""
-        value = value.contiguous()
-        output = torch.empty_like(value)
-        self.payload_bytes += value.nbytes
+    def all_to_all(self, parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Send each worker its part and return theirs, of these shapes."""
+        sent = torch.cat([part.reshape(-1) for part in parts])
+        sizes = [math.prod(shape) for shape in shapes]
+        received = sent.new_empty(sum(sizes))
+        self.payload_bytes += sent.nbytes
         start = recorder.now()
-        dist.all_to_all_single(output, value, group=self.group)
-        recorder.add("collective", start, num_bytes=value.nbytes, note=self.name)
-        return output
+        dist.all_to_all_single(received, sent, sizes, [part.numel() for part in parts], group=self.group)
+        recorder.add("collective", start, num_bytes=sent.nbytes, note=self.name)
+        return [part.view(*shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
 
 
 @lru_cache(maxsize=64)
@@ -90,36 +113,63 @@ def zigzag(length: int, num_workers: int) -> tuple[tuple[int, ...], ...]:
 
     >>> zigzag(8, 2)
     ((0, 1, 6, 7), (2, 3, 4, 5))
+    >>> zigzag(9, 2)
+    ((0, 1, 2, 7, 8), (3, 4, 5, 6))
     """
-    size, rest = divmod(length, 2 * num_workers)
-    if rest or not size:
+    if length < num_workers:
         raise UsageError(
-            f"context={num_workers} divides sequences into {2 * num_workers} equal chunks, not {length} tokens: "
-            f"use a sequence length that is a multiple of {2 * num_workers}"
+            f"context={num_workers} can't divide a sequence of {length} tokens, fewer than workers: use longer "
+            f"sequences, or context={length} or less"
         )
-    last = 2 * num_workers - 1
-    chunks = [tuple(range(index * size, (index + 1) * size)) for index in range(2 * num_workers)]
-    return tuple(chunks[worker] + chunks[last - worker] for worker in range(num_workers))
+    size, rest = divmod(length, 2 * num_workers)
+    # The first chunks get what is left over, then the last: no worker attends to a whole sequence more than another.
+    longer = [*range(num_workers), *range(2 * num_workers - 1, num_workers - 1, -1)][:rest]
+    positions = iter(range(length))
+    chunks = [tuple(next(positions) for _ in range(size + (index in longer))) for index in range(2 * num_workers)]
+    return tuple(chunks[worker] + chunks[2 * num_workers - 1 - worker] for worker in range(num_workers))
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, dim: int) -> torch.Tensor:
-        ctx.axis, ctx.dim = axis, dim
+        ctx.axis, ctx.dim, ctx.length = axis, dim, value.shape[dim]
         return value.index_select(dim, axis.positions(value.shape[dim], device=value.device))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.axis.gather_positions(gradient, ctx.dim), None, None
+        return ctx.axis.gather_positions(gradient, ctx.dim, ctx.length), None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, dim: int) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, dim: int, length: int) -> torch.Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return axis.gather_positions(value, dim)
+        return axis.gather_positions(value, dim, length)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         positions = ctx.axis.positions(gradient.shape[ctx.dim], device=gradient.device)
-        return gradient.index_select(ctx.dim, positions), None, None
+        return gradient.index_select(ctx.dim, positions), None, None, None
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
+        ctx.axis = axis
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        # Clone: autograd may pass the same gradient tensor to other nodes.
+        return ctx.axis.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
+        ctx.axis = axis
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient if ctx.axis.index == 0 else torch.zeros_like(gradient), None

@@ -13,9 +13,9 @@ import torch
 from stagewright.engine.context.axis import ContextAxis
 
 
-def to_heads(value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
+def to_heads(value: torch.Tensor, axis: ContextAxis, length: int) -> torch.Tensor:
     """Return the whole sequence of this worker's heads."""
-    return _ToHeads.apply(value, axis)  # type: ignore[no-any-return, no-untyped-call]
+    return _ToHeads.apply(value, axis, length)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def to_positions(value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
@@ -23,35 +23,40 @@ def to_positions(value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
     return _ToPositions.apply(value, axis)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _gather_sequence(value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
-    received = axis.all_to_all(torch.stack(value.chunk(axis.num_workers, 1)))
-    joined = torch.cat(received.unbind(), 2)
-    return joined.index_select(2, axis.order(joined.shape[2], value.device))
+def _gather_sequence(value: torch.Tensor, axis: ContextAxis, length: int) -> torch.Tensor:
+    samples, heads, _, size = value.shape
+    shapes = [
+        (samples, heads // axis.num_workers, axis.num_positions(length, worker), size)
+        for worker in range(axis.num_workers)
+    ]
+    joined = torch.cat(axis.all_to_all(value.chunk(axis.num_workers, 1), shapes), 2)
+    return joined.index_select(2, axis.order(length, value.device))
 
 
 def _gather_heads(value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
-    length = value.shape[2]
+    samples, heads, length, size = value.shape
     parts = [value.index_select(2, axis.positions(length, worker, value.device)) for worker in range(axis.num_workers)]
-    return torch.cat(axis.all_to_all(torch.stack(parts)).unbind(), 1)
+    shape = (samples, heads, axis.num_positions(length), size)
+    return torch.cat(axis.all_to_all(parts, [shape] * axis.num_workers), 1)
 
 
 class _ToHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, length: int) -> torch.Tensor:
         ctx.axis = axis
-        return _gather_sequence(value, axis)
+        return _gather_sequence(value, axis, length)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gather_heads(gradient, ctx.axis), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _gather_heads(gradient, ctx.axis), None, None
 
 
 class _ToPositions(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
-        ctx.axis = axis
+        ctx.axis, ctx.length = axis, value.shape[2]
         return _gather_heads(value, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gather_sequence(gradient, ctx.axis), None
+        return _gather_sequence(gradient, ctx.axis, ctx.length), None

@@ -14,8 +14,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.engine.batch.batch_norm import check_split_norms
-from stagewright.engine.context.apply import apply_context_parallel, find_blocks
+from stagewright.engine.context.apply import apply_context_parallel
 from stagewright.engine.context.axis import ContextAxis
+from stagewright.engine.context.find import find_blocks
+from stagewright.engine.context.sources import Sources
 from stagewright.engine.data.gradient_allreduce import tied_weight_holders
 from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
@@ -84,7 +86,7 @@ class ModelPart:
                 sequence=sequence,
             )
         self.context_axis: ContextAxis | None = None
-        self._blocks: list[str] = []
+        self._blocks: dict[str, Sources] = {}
         if plan.mesh.context > 1:
             self._blocks = find_blocks(self.graph, model.args, model.kwargs, plan.mesh.context)
             self.context_axis = apply_context_parallel(

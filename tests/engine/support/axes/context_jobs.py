@@ -8,7 +8,7 @@ import torch
 from expert_jobs import make_plan
 from parity_jobs import checked_traffic, model_with_loss
 
-from stagewright.engine.context.apply import find_blocks
+from stagewright.engine.context.find import find_blocks
 from stagewright.errors import UsageError
 from stagewright.graph.capture import capture
 from stagewright.zoo.model import Batch, Model

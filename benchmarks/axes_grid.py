@@ -5,8 +5,8 @@
 
 Seven tiny models with dropout, eight axes over 2 and 4 workers, alone and with a pipeline of two stages, in training
 and inference. Loss, outputs, gradients, buffers and the optimizer step are compared in float32, at 1e-5. Cases that the
-output file already holds are not repeated, unless `--repeat` names their results. Exits with code 3 if a case differs
-or fails.
+output file already holds are not repeated, unless `--repeat` names their results; the record then names both runs.
+Exits with code 3 if a case differs or fails.
 """
 
 from __future__ import annotations
@@ -51,8 +51,11 @@ def main() -> int:
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit_s
     preload()
-    rows = load_rows(options.output, options.repeat)
-    selected = [case for case in all_cases() if case not in rows and is_selected(case, options.only)]
+    earlier = load_record(options.output)
+    rows = load_rows(earlier)
+    to_check = [case for case in all_cases() if is_selected(case, options.only)]
+    selected = [case for case in to_check if case not in rows or rows[case]["result"] in options.repeat]
+    rows = {case: rows[case] for case in rows if case not in selected}
     rows |= {case: {"result": "n/a", "reason": reason} for case in selected if (reason := case.not_applicable())}
     to_run = [case for case in selected if case not in rows]
     last_write = 0.0
@@ -60,9 +63,9 @@ def main() -> int:
         rows[case] = outcome
         print(f"{case.words}: {describe(outcome)}", flush=True)
         if time.monotonic() - last_write > WRITE_S:
-            write(options.output, rows)
+            write(options.output, rows, earlier, len(selected))
             last_write = time.monotonic()
-    write(options.output, rows)
+    write(options.output, rows, earlier, len(selected))
     counts = Counter(outcome["result"] for outcome in rows.values())
     print(", ".join(f"{counts[result]} {result}" for result in RESULTS) + f"; wrote {options.output}")
     return 3 if counts["different"] or counts["failed"] else 0
@@ -89,22 +92,29 @@ def describe(outcome: dict[str, Any]) -> str:
     return f"{outcome['result']}{error}{reason} ({outcome['seconds']:.1f} s)"
 
 
-def load_rows(path: Path, repeat: list[str]) -> dict[Case, dict[str, Any]]:
-    """Read the rows of an earlier run, less those to repeat."""
-    if not path.exists():
-        return {}
+def load_record(path: Path) -> dict[str, Any]:
+    """Load the record of earlier runs."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
+
+
+def load_rows(record: dict[str, Any]) -> dict[Case, dict[str, Any]]:
+    """Return the outcomes of earlier runs."""
     fields = Case.__slots__
-    rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["result"] not in repeat]
     return {
         Case(**{name: row[name] for name in fields}): {name: row[name] for name in row if name not in fields}
-        for row in rows
+        for row in record.get("rows", ())
     }
 
 
-def write(path: Path, rows: dict[Case, dict[str, Any]]) -> None:
-    """Write the record, in the order of the table."""
+def write(path: Path, rows: dict[Case, dict[str, Any]], earlier: dict[str, Any], num_selected: int) -> None:
+    """Write the record, in the order of the table; earlier runs stay named."""
     ordered = [{**asdict(case), **rows[case]} for case in all_cases() if case in rows]
-    write_record(path, {"versions": {"transformers": transformers.__version__}, "rows": ordered})
+    runs = list(earlier.get("earlier", ()))
+    if earlier:
+        runs.append({name: earlier[name] for name in ("command", "machine", "begun", "versions")})
+    versions = {"transformers": transformers.__version__}
+    write_record(path, {"versions": versions, "checked": num_selected, "earlier": runs, "rows": ordered})
 
 
 if __name__ == "__main__":

@@ -24,6 +24,12 @@ def test_parse() -> None:
     assert layout.stride("pipeline") == 32
 
 
+def test_tokens_of_context_ranks() -> None:
+    """The ranks with the most tokens set the pace."""
+    layout = Layout(context=4, microbatch=3)
+    assert [layout.rank_tokens(length) for length in (16, 17, 20, 21)] == [12, 15, 15, 18]
+
+
 def test_parse_order_and_layers() -> None:
     layout = Layout.parse("tp=2,pp=3,dp=4,order=pp-tensor-dp,layers=5-4-3,recompute=full,recompute_layers=2-0-3")
     assert layout.order == ("pipeline", "tensor", "data", "context")

@@ -69,8 +69,8 @@ class Operators:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on one context rank."""
-        return max(1, self.layout.microbatch * self.shape.sequence_length // self.layout.context)
+        """Tokens of a micro-batch on the context ranks that have the most."""
+        return self.layout.rank_tokens(self.shape.sequence_length)
 
     @property
     def norm_tokens(self) -> int:
@@ -214,7 +214,8 @@ class Operators:
         shape, layout, item = self.shape, self.layout, self.layout.item_bytes
         kernels, samples, tokens = self.kernels, layout.microbatch, self.tokens
         length = shape.sequence_length
-        flops = 2.0 * samples * heads * length * length * (key_size + value_size) / layout.context
+        rows = tokens // samples
+        flops = 2.0 * samples * heads * rows * length * (key_size + value_size)
         saved = tokens * (heads * (key_size + value_size) + key_heads * (key_size + value_size)) * item
         if layout.attention == "flash":
             # Context ranks exchange heads or keys: each computes its share of the heads over the whole sequence.
@@ -233,9 +234,8 @@ class Operators:
                 selective=False,
             )
             return
-        scores = samples * heads * length * length / layout.context
+        scores = samples * heads * rows * length
         batch = samples * heads
-        rows = length // layout.context
         first = kernels.matmul_s(rows, length, key_size, batch=batch)
         second = kernels.matmul_s(rows, value_size, length, batch=batch)
         saved_inputs = tokens * (heads * key_size + key_heads * (key_size + value_size)) * item

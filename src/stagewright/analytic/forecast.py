@@ -201,9 +201,16 @@ def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> N
         )
     if shape.num_heads % layout.tensor:
         raise UsageError(f"{layout.tensor} tensor parallel ranks do not divide the model's {shape.num_heads} heads")
-    if shape.sequence_length % layout.context:
+    if shape.sequence_length < layout.context:
         raise UsageError(
-            f"{layout.context} context parallel ranks do not divide a sequence of {shape.sequence_length} tokens"
+            f"{layout.context} context parallel ranks can't divide a sequence of {shape.sequence_length} tokens, fewer "
+            f"than ranks: use a longer sequence, or context = {shape.sequence_length} or less"
+        )
+    if layout.stack != "stagewright" and shape.sequence_length % layout.context:
+        raise UsageError(
+            f"{layout.context} context parallel ranks do not divide a sequence of {shape.sequence_length} tokens, and "
+            f'unequal shares run on the stack "stagewright" alone, not on {layout.stack!r}: use a multiple of '
+            f"{layout.context} tokens"
         )
 
 

@@ -8,6 +8,7 @@ Wider than a `Plan`, which says what the engine here runs: a layout also states 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
@@ -128,6 +129,10 @@ class Layout:
     @property
     def num_devices(self) -> int:
         return self.data * self.tensor * self.pipeline * self.context
+
+    def rank_tokens(self, length: int) -> int:
+        """Return the tokens of a micro-batch on the context ranks that have the most."""
+        return self.microbatch * math.ceil(length / self.context)
 
     @property
     def head_rank(self) -> int:

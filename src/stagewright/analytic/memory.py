@@ -116,7 +116,7 @@ def moe_blocks(shape: TransformerShape, layout: Layout, rank: int) -> int:
 def block_saved_bytes(operators: tuple[Operator, ...], shape: TransformerShape, layout: Layout, *, full: bool) -> float:
     """Return the activations that one block saves for one micro-batch."""
     if full:
-        tokens = layout.microbatch * shape.sequence_length / layout.context
+        tokens = layout.rank_tokens(shape.sequence_length)
         share = layout.tensor if layout.sequence_parallel else 1
         return tokens * shape.width * layout.item_bytes / share
     skip = layout.recompute == "selective"
@@ -135,5 +135,5 @@ def ahead_bytes(shape: TransformerShape, layout: Layout, rank: int, blocks_ahead
         return 0.0
     passes = 1 if layout.pipeline == 1 else min(layout.microbatches, max(0, layout.pipeline - rank - 2))
     blocks = min(passes * layout.blocks(shape.num_layers)[rank], blocks_ahead)
-    tokens = layout.microbatch * shape.sequence_length / layout.context
+    tokens = layout.rank_tokens(shape.sequence_length)
     return 2 * blocks * tokens * shape.width * layout.item_bytes * (1 - 1 / layout.tensor)

@@ -90,7 +90,7 @@ class StepModel:
     def block_collectives(self, *, experts: bool, backward: bool) -> Pass:
         """Return the collectives inside one block."""
         shape, layout, network, stack = self.shape, self.layout, self.network, self.stack
-        tokens = layout.microbatch * shape.sequence_length / layout.context
+        tokens = layout.rank_tokens(shape.sequence_length)
         hidden = tokens * shape.width * layout.item_bytes
         seconds, count = 0.0, 0
         if layout.tensor > 1:
@@ -198,10 +198,11 @@ class StepModel:
         layout = self.layout
         if layout.pipeline == 1:
             return 0.0
-        tokens = layout.microbatch * self.shape.sequence_length / layout.context
-        # The engine here joins the shards of a sequence at the end of a stage.
-        is_divided = layout.sequence_parallel and layout.stack != "stagewright"
-        size = tokens * self.shape.width * layout.item_bytes / (layout.tensor if is_divided else 1)
+        length = self.shape.sequence_length
+        tokens, ranks = layout.rank_tokens(length), layout.tensor if layout.sequence_parallel else 1
+        if layout.stack == "stagewright":  # the engine here joins the shards of a sequence before a stage ends
+            tokens, ranks = layout.microbatch * length, 1
+        size = tokens * self.shape.width * layout.item_bytes / ranks
         codec_s = 0.0
         if layout.message_share != 1.0:  # encoding and decoding read and write memory
             codec_s = 2 * self.kernels.stream_s((1 + layout.message_share) * size)

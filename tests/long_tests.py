@@ -162,6 +162,8 @@ LONG = (
     "tests/engine/expert/test_apply.py::test_four_workers_equal_the_baseline[[]qwen3*",
     "tests/engine/expert/test_apply.py::test_training_with_partial_batches*",
     "tests/engine/context/test_apply.py::test_four_workers*",
+    "tests/engine/context/test_apply.py::test_two_workers*[[]llama-options6]",
+    "tests/engine/context/test_apply.py::test_two_workers*[[]t5-options1[01]]",
     "tests/engine/context/test_apply.py::test_two_workers*[[]gpt2-*",
     "tests/engine/parallel/test_hollow.py::*data=2*",
     "tests/cli/running/test_compare.py::test_a_signal_ends*[[]2]",

@@ -44,17 +44,21 @@ class Stage(nn.Module):
         self.inputs = inputs
         self.outputs = outputs
         self.graph = graph
-        code = graph.python_code(root_module="self")
-        name = f"<stagewright stage {next(_numbers)}>"
-        linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
-        scope = dict(code.globals)
-        exec(compile(code.src, name, "exec"), scope)
-        self._run = scope["forward"]
+        self.write_forward()
         self._buffer_owners: list[tuple[nn.Module, nn.Module, str]] = []
         self._has_contexts = any(node.target is enter_context for node in graph.nodes)
         self.variant = 0
         """Which forward to run: 0 is this stage's own, others are for inputs of other shapes."""
         self._variants: list[Stage] = []
+
+    def write_forward(self) -> None:
+        """Generate the code that runs, again after a change of the graph."""
+        code = self.graph.python_code(root_module="self")
+        name = f"<stagewright stage {next(_numbers)}>"
+        linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)
+        scope = dict(code.globals)
+        exec(compile(code.src, name, "exec"), scope)
+        self._run = scope["forward"]
 
     def add_variant(self, stage: Stage) -> None:
         """Add a stage of the same units for inputs of another shape; it uses this stage's modules and parameters."""

@@ -65,8 +65,10 @@ class Evaluator:
         with in_eval_mode(runner.model.module):  # stages have the mode that the model has now
             all_stages = graph.stages(cuts)
         stages = {index: all_stages[index] for index in part.stages}
+        for stage in stages.values():
+            part.divide_sequences(stage)
         self._variants = ShapeVariants(graph, cuts, part.variants.hollow)
-        self._variants.follow(stages)
+        self._variants.follow(stages, part.divide_sequences)
         if plan.shard and plan.mesh.data > 1:
             axis = runner.sync.data_axis
             gathered = axis if isinstance(axis, StepFSDPReplica) else None

@@ -31,6 +31,7 @@ from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_p
 from stagewright.engine.tensor.axis import Axis, TensorAxis
 from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.tensor.sequence_plan import plan_sequence_parallel
+from stagewright.engine.tensor.sequence_stage import divide_stage
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.memory import MemoryTracker
 from stagewright.errors import UsageError
@@ -66,6 +67,7 @@ class ModelPart:
         self.replicated = ""
         """Why tensor parallel workers all compute some layers; "" if there are none."""
         self._partial: frozenset[str] = frozenset()
+        self._sequence_parts: dict[str, int] = {}
         if plan.mesh.tensor_degrees:
             self._check_tensor_degrees()
         if plan.mesh.context == 1 and context.num_tensor > 1:  # captured graphs keep calling the same modules
@@ -78,6 +80,7 @@ class ModelPart:
                 stages = self.graph.stages(self.cuts)
                 sequence = plan_sequence_parallel(model.module, regions.regions, stages, context.num_tensor)
                 self._partial, self.replicated = sequence.partial, self.replicated or sequence.whole
+                self._sequence_parts = sequence.parts
             self.tensor_axis = apply_tensor_parallel(
                 model.module,
                 context.tensor_group,
@@ -109,7 +112,9 @@ class ModelPart:
         self.stages: dict[int, Stage] = {
             index: stage for index, stage in enumerate(all_stages) if self.stage_workers[index] == context.pipeline
         }
-        self.variants.follow(self.stages)
+        for stage in self.stages.values():
+            self.divide_sequences(stage)
+        self.variants.follow(self.stages, self.divide_sequences)
         if plan.training:
             check_split_norms(model.module, all_stages, self.stage_workers, deferred=plan.batch_norm == "deferred")
         self.mutated_inputs = find_mutated_inputs(all_stages[0])
@@ -127,6 +132,12 @@ class ModelPart:
             with self.memory.explain_oom():
                 self.module.to(context.torch_device)
                 self.read_weights(self.module)
+
+    def divide_sequences(self, stage: Stage) -> None:
+        """Divide the sequences between the units of a stage that was built from a graph of this part's model."""
+        if self._sequence_parts:
+            assert self.tensor_axis is not None
+            divide_stage(stage, self._sequence_parts, self.tensor_axis)
 
     def _check_tensor_degrees(self) -> None:
         """Refuse, on every worker, what some stage's tensor degree can't divide, or two stages would divide unlike."""

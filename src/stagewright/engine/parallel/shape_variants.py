@@ -7,7 +7,7 @@ worker sees the whole batch and captures the same shapes in the same order, so b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,11 +33,12 @@ class ShapeVariants:
         self._graphs, self._cuts, self.hollow = [graph], list(cuts), hollow
         self._known: dict[tuple[Any, ...], int] = {}
         self._stages: dict[int, Stage] = {}
+        self._change: Callable[[Stage], None] = lambda stage: None
         self.links = Links.of(self._graphs, cuts)
 
-    def follow(self, stages: dict[int, Stage]) -> None:
-        """Give these stages, by index, a forward for each new shape."""
-        self._stages = stages
+    def follow(self, stages: dict[int, Stage], change: Callable[[Stage], None]) -> None:
+        """Give these stages, by index, a forward for each new shape; ``change`` divides its sequences as theirs."""
+        self._stages, self._change = stages, change
 
     def assign(self, microbatches: Iterable[MicroBatch]) -> list[MicroBatch]:
         """Return the micro-batches with their flattened inputs and the number of their graph."""
@@ -109,6 +110,7 @@ class ShapeVariants:
             return
         all_stages = graph.stages(self._cuts)
         for index, stage in self._stages.items():
+            self._change(all_stages[index])
             checkpoint_variant(stage, all_stages[index])
             if is_keyed(stage):
                 key_stage(all_stages[index])

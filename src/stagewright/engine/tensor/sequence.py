@@ -72,7 +72,11 @@ class DividedBlock:
                 )
         self.in_region = False
         tokens = hidden.shape[SEQUENCE_DIM]
-        self.sizes = self._sizes_of_shard(tokens) if self._receives_shard else self._sizes_of(tokens)
+        self.sizes = (
+            self._sizes_of_shard(tokens)
+            if self._receives_shard
+            else sizes_of_shards(tokens, self._axis.num_workers, self._length)
+        )
         if self._mode is not None and module.training and not self._is_entered:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._is_entered = True
@@ -123,22 +127,6 @@ class DividedBlock:
             f"dimension {SEQUENCE_DIM} is not the sequence; leave it out"
         )
 
-    def _sizes_of(self, length: int) -> tuple[int, ...]:
-        """Return the shards of a sequence; raise where a later block could not tell them from the shard alone."""
-        workers = self._axis.num_workers
-        known = self._length
-        if length < 2 * workers:
-            raise UsageError(
-                f"sequence_parallel = true divides sequences over tensor = {workers} workers, two tokens or more for "
-                f"each, not {length} tokens: leave it out, or use longer sequences"
-            )
-        if known is not None and length != known and (length % workers or known % workers):
-            raise UsageError(
-                f"sequence_parallel = true with tensor = {workers} divides sequences of {known} tokens here, or of any "
-                f"multiple of {workers} if {known} is one, not {length} tokens: pad sequences to such a length"
-            )
-        return shard_sizes(length, workers)
-
     def _sizes_of_shard(self, held: int) -> tuple[int, ...]:
         """Return the shards of a sequence, given this worker's."""
         assert self._length is not None
@@ -169,6 +157,24 @@ class _SequenceDropout(TorchFunctionMode):
         noise = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
         noise = self._block.own_noise(noise)
         return input.mul_(noise) if inplace else input * noise
+
+
+def sizes_of_shards(length: int, workers: int, known: int | None = None) -> tuple[int, ...]:
+    """Return the shards of a sequence.
+
+    Raise where a later block that takes a shard could not tell them from it alone; ``known``: tokens of the example.
+    """
+    if length < 2 * workers:
+        raise UsageError(
+            f"sequence_parallel = true divides sequences over tensor = {workers} workers, two tokens or more for "
+            f"each, not {length} tokens: leave it out, or use longer sequences"
+        )
+    if known is not None and length != known and (length % workers or known % workers):
+        raise UsageError(
+            f"sequence_parallel = true with tensor = {workers} divides sequences of {known} tokens here, or of any "
+            f"multiple of {workers} if {known} is one, not {length} tokens: pad sequences to such a length"
+        )
+    return shard_sizes(length, workers)
 
 
 def find_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:

@@ -87,9 +87,9 @@ def test_checkpoints_resume_with_and_without(
     assert max(pool_of(2).run("sequence_jobs:resumed", str(tmp_path), before, after)) <= 1e-5
 
 
-def plan_of(name: str, cuts: tuple[int, ...] = (), units: Any = "auto") -> SequencePlan:
+def plan_of(name: str, cuts: tuple[int, ...] = ()) -> SequencePlan:
     model = sequence_jobs.make_model(name)
-    graph = capture(model.module, model.args, model.kwargs, units)
+    graph = capture(model.module, model.args, model.kwargs, "auto")
     regions = plan_tensor_parallel(model.module, 2).regions
     return plan_sequence_parallel(model.module, regions, graph.stages(cuts), 2)
 
@@ -133,9 +133,15 @@ def test_t5_divides_feed_forward_layers_only() -> None:
 
 
 def test_refuses_models_without_a_block() -> None:
+    """Attention and feed-forward layers alone are units, without norms beside them."""
+    model = sequence_jobs.make_model("gpt2")
+    for block in model.module.get_submodule("transformer.h"):
+        block.ln_1, block.ln_2 = nn.Identity(), nn.Identity()
     units = [f"transformer.h.{index}.{part}" for index in range(2) for part in ("attn", "mlp")]
+    graph = capture(model.module, model.args, model.kwargs, units)
+    regions = plan_tensor_parallel(model.module, 2).regions
     with pytest.raises(UsageError, match=r"can't divide the sequences of GPT2LMHeadModel over tensor = 2 workers: "):
-        plan_of("gpt2", units=units)
+        plan_sequence_parallel(model.module, regions, graph.stages(()), 2)
 
 
 class _Axis(TensorAxis):

@@ -19,7 +19,7 @@ from stagewright.graph.capture import capture
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 
-GPT2_UNITS = tuple(f"transformer.h.{index}.{part}" for index in range(2) for part in ("attn", "mlp"))
+GPT2_UNITS = ",".join(f"transformer.h.{index}.{part}" for index in range(2) for part in ("attn", "mlp"))
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,7 @@ GPT2_UNITS = tuple(f"transformer.h.{index}.{part}" for index in range(2) for par
         ("olmoe", {}),
         ("gpt2", {"units": GPT2_UNITS}),
         ("mixtral", {"compile": "units"}),
+        ("closed-mixtral", {}),  # a layer is one unit; its mixture of experts is computed whole in it
     ],
 )
 def test_two_workers_equal_the_baseline(name: str, options: dict[str, Any], pool_of: Callable[[int], Any]) -> None:
@@ -58,7 +59,7 @@ def test_four_workers_equal_the_baseline(
 
 def test_other_lengths(pool_of: Callable[[int], Any]) -> None:
     """Stages for other lengths, and those of evaluation, are divided too."""
-    divided, whole = (pool_of(2).run("sequence_jobs:other_lengths", flag)[0] for flag in (True, False))
+    divided, whole = (pool_of(2).run("sequence_jobs:other_lengths", GPT2_UNITS, flag)[0] for flag in (True, False))
     assert divided == pytest.approx(whole, rel=1e-5)
 
 
@@ -79,6 +80,16 @@ def test_parts_of_a_mixture() -> None:
     assert found.parts == dict.fromkeys(parts, 9)
     assert found.partial == {f"model.layers.{layer}.{name}.weight" for layer in range(2) for name in norms}
     assert not found.whole
+
+
+def test_mixtures_inside_a_block() -> None:
+    """Without router logits to collect, a layer is one unit, and shards pass from one to the next."""
+    found = plan_of(graph_of("closed-mixtral"))
+    assert [(block.name, block.islands) for block in found.blocks] == [
+        (f"model.layers.{layer}", (f"model.layers.{layer}.mlp",)) for layer in range(2)
+    ]
+    assert [(block.receives_shard, block.returns_shard) for block in found.blocks] == [(False, True), (True, False)]
+    assert not any("mlp" in name for name in found.partial)
 
 
 class _Axis(TensorAxis):

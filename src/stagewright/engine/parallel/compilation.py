@@ -21,6 +21,7 @@ from stagewright.engine.batch.random_key import random_state
 from stagewright.engine.expert.layers import DividedExperts
 from stagewright.engine.parallel.model import CAPTURED_SAMPLES, move_batch
 from stagewright.engine.tensor.layers import Region
+from stagewright.engine.tensor.sequence import DividedBlock
 from stagewright.errors import UsageError
 from stagewright.graph.compilation import compile_stage, compile_units, keep_eager, keep_saved_tensors
 from stagewright.graph.preserve import preserved
@@ -89,5 +90,5 @@ def _keep_regions_eager(stage: Stage) -> None:
             module.__dict__["forward"] = keep_eager(module.forward)
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in hooks.items():
-                if isinstance(getattr(hook, "__self__", None), Region):
+                if isinstance(getattr(hook, "__self__", None), Region | DividedBlock):
                     hooks[key] = keep_eager(hook)

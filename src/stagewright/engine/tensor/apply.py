@@ -132,6 +132,11 @@ def shard_layers(
         module = model.get_submodule(name)
         module.register_forward_pre_hook(block.begin, prepend=True, with_kwargs=True)
         module.register_forward_hook(block.end, always_call=True)
+    for plan_of_block in sequence.blocks if sequence is not None else ():
+        for name in plan_of_block.islands:
+            block, island = blocks[plan_of_block.name], model.get_submodule(name)
+            island.register_forward_pre_hook(block.begin_island, with_kwargs=True)
+            island.register_forward_hook(block.end_island, always_call=True)
 
 
 def _divide_blocks(

@@ -8,6 +8,8 @@
     scatter_from_region    reduce-scatter   all-gather       region
     divide_sequence        own shard        all-gather       where a replicated activation enters a block
     join_sequence          all-gather       own shard        where a divided one leaves it
+    enter_island           all-gather       own shard        the same two around what every worker computes whole
+    leave_island           own shard        all-gather       inside a block, such as a mixture of experts
 
 All traffic of the tensor axis in a step goes through ``TensorAxis.all_reduce``, ``all_gather_shards`` and
 ``reduce_scatter_shards``, which count it.
@@ -98,6 +100,14 @@ class TensorAxis(Axis):
     def join_sequence(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Return the whole of a divided activation, on every worker."""
         return _Exchange.apply(shard, self, sizes, "all_gather_shards", "own_shard")  # type: ignore[no-any-return, no-untyped-call]
+
+    def enter_island(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Return the whole of a divided activation, for what every worker computes alike inside a block."""
+        return _Exchange.apply(shard, self, sizes, "all_gather_shards", "own_shard")  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave_island(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Return this worker's shard of what every worker has computed alike."""
+        return _Exchange.apply(value, self, sizes, "own_shard", "all_gather_shards")  # type: ignore[no-any-return, no-untyped-call]
 
     def own_shard(self, whole: torch.Tensor, sizes: Sequence[int], dim: int) -> torch.Tensor:
         """Copy this worker's shard of ``sizes`` along ``dim``, so that the whole tensor can be freed."""

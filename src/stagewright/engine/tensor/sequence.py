@@ -47,7 +47,7 @@ class DividedBlock:
         self.sizes: tuple[int, ...] = ()
         """Tokens of each worker in this pass."""
         self.in_region = False
-        """True between a region's column-parallel layers and its row-parallel layer, where the sequence is whole."""
+        """True where the sequence is whole: from a region's column- to its row-parallel layers, and in islands."""
 
     @property
     def held(self) -> int:
@@ -104,6 +104,28 @@ class DividedBlock:
         if partial.dim() != 3 or partial.shape[SEQUENCE_DIM] != sum(self.sizes):
             raise self._unknown_shape(partial, "its divided layers return")
         return self._axis.scatter_from_region(partial, self.sizes)
+
+    def begin_island(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run before the forward of what every worker computes whole: join the hidden states."""
+        hidden = find_hidden(args, kwargs)
+        if hidden is None:
+            raise UsageError(
+                f"sequence_parallel = true can't divide {self._name}: its {type(module).__name__} takes no hidden "
+                "states; leave it out"
+            )
+        self._check_shard(hidden, f"its {type(module).__name__} takes")
+        self.in_region = True
+        whole = self._axis.enter_island(hidden, self.sizes)
+        return structure.map_tensors(lambda leaf: whole if leaf is hidden else leaf, (args, dict(kwargs)))
+
+    def end_island(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Run after it, even if it raised: keep this worker's tokens of the hidden states, and other outputs whole."""
+        self.in_region = False
+        return None if output is None else structure.map_tensors(self._leave_island, output)
+
+    def _leave_island(self, value: torch.Tensor) -> torch.Tensor:
+        is_hidden = value.dim() == 3 and value.shape[SEQUENCE_DIM] == sum(self.sizes)
+        return self._axis.leave_island(value, self.sizes) if is_hidden else value
 
     def own_noise(self, noise: torch.Tensor) -> torch.Tensor:
         """Return this worker's tokens of a mask."""

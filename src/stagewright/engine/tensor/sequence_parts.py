@@ -115,9 +115,10 @@ def reason_whole(model: nn.Module, target: str, regions: Sequence[RegionPlan], *
     attentions = [region.owner for region in own if region.is_attention]
     if target in attentions and not is_part:
         return f"{target} holds attention alone, without the norm before it"
+    islands = islands_in(model, target, regions)
     has_norm = False
     for name, module in model.get_submodule(target).named_modules(prefix=target):
-        if name in layers or any(name == owner or name.startswith(f"{owner}.") for owner in attentions):
+        if name in layers or any(name == owner or name.startswith(f"{owner}.") for owner in (*attentions, *islands)):
             continue
         kind = type(module).__name__
         if "Attention" in kind and not any(owner.startswith(f"{name}.") for owner in attentions):
@@ -133,6 +134,27 @@ def reason_whole(model: nn.Module, target: str, regions: Sequence[RegionPlan], *
         if other is not None:
             return f"{name} is tied to {other}"
     return ""
+
+
+def islands_in(model: nn.Module, target: str, regions: Sequence[RegionPlan]) -> list[str]:
+    """Return the outermost mixtures of experts in a block that have a router of unknown kind and no split layer.
+
+    A router may compare tokens, and its model may read statistics of all tokens, so every worker computes them whole.
+    """
+    found: list[str] = []
+    split = [layer for region in regions for layer, _ in region.layers()]
+    for name, module in model.get_submodule(target).named_modules(prefix=target):
+        leaves = [leaf for leaf in module.modules() if not list(leaf.children())]
+        holds_experts = any("Expert" in type(child).__name__ for child in module.children())
+        if (
+            name != target
+            and holds_experts
+            and not all(map(_is_tokenwise, leaves))
+            and not any(layer.startswith(f"{name}.") for layer in split)
+            and not any(name.startswith(f"{outer}.") for outer in found)
+        ):
+            found.append(name)
+    return found
 
 
 def _is_tokenwise(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import fx, nn
 
 from stagewright.engine.tensor.regions.region_plan import RegionPlan
-from stagewright.engine.tensor.sequence_parts import find_parts, reason_whole, regions_in
+from stagewright.engine.tensor.sequence_parts import find_parts, islands_in, reason_whole, regions_in
 from stagewright.engine.tensor.sequence_stage import hidden_node, num_tokens
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
@@ -34,6 +34,8 @@ class BlockPlan:
     """Whether the block before passes on its shard, in the same stage."""
     returns_shard: bool = False
     """Whether the block after takes its shard, in the same stage."""
+    islands: tuple[str, ...] = ()
+    """Mixtures of experts in the block, which every worker computes whole."""
     is_part: bool = False
     """Whether the stage divides and joins what the block takes and returns (``sequence_stage.py``)."""
 
@@ -55,7 +57,7 @@ class SequencePlan:
 
     def without_chains(self) -> SequencePlan:
         """Return the plan with every block divided and joined by itself."""
-        return replace(self, blocks=tuple(BlockPlan(name=block.name) for block in self.blocks))
+        return replace(self, blocks=tuple(BlockPlan(name=block.name, islands=block.islands) for block in self.blocks))
 
 
 def plan_sequence_parallel(
@@ -76,9 +78,9 @@ def plan_sequence_parallel(
             f"{num_workers} workers: {reason}; leave it out"
         )
     once = {name for name in names if calls[name] == 1 and name not in parts}
-    blocks = {name: BlockPlan(name=name) for name in names}
+    blocks = {name: BlockPlan(name=name, islands=tuple(islands_in(model, name, regions))) for name in names}
     for name, length in parts.items():
-        blocks[name] = BlockPlan(name=name, length=length, receives_shard=True, returns_shard=True, is_part=True)
+        blocks[name] = replace(blocks[name], length=length, receives_shard=True, returns_shard=True, is_part=True)
     for stage in stages:
         for first, second, length in _chains(stage, once):
             blocks[first] = replace(blocks[first], length=length, returns_shard=True)
@@ -128,6 +130,7 @@ def _partial_parameters(model: nn.Module, blocks: Sequence[str], regions: Sequen
     """Yield the parameters of blocks that are used on shards of the sequence."""
     whole = [name for region in regions for name, style in region.layers() if style != "row"]
     whole += [f"{region.row_layer}.weight" for region in regions]
+    whole += [island for block in blocks for island in islands_in(model, block, regions)]
     prefixes = tuple(f"{block}." for block in blocks)
     for name, _ in model.named_parameters():
         if name.startswith(prefixes) and not any(name == layer or name.startswith(f"{layer}.") for layer in whole):

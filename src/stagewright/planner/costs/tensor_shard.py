@@ -64,6 +64,11 @@ class RecordingAxis(TensorAxis):
         self._sequence_bytes["scattered"].append(partial.nbytes)
         return super().scatter_from_region(partial, sizes)
 
+    def enter_island(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        whole = super().enter_island(shard, sizes)
+        self._sequence_bytes["gathered"].append(whole.nbytes)  # and all-gathers as much in backward, on the way out
+        return whole
+
     def join_sequence(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         whole = super().join_sequence(shard, sizes)
         self._sequence_bytes["joined"].append(whole.nbytes)
@@ -169,6 +174,29 @@ def _with_chains(
                 ),
             )
         )
+    return _with_islands(graph, sequence, marked)
+
+
+def _with_islands(
+    graph: UnitGraph, sequence: SequencePlan, traffic: Sequence[TensorTraffic]
+) -> tuple[TensorTraffic, ...]:
+    """Add what a stage joins and divides where parts of a layer alternate with units that are computed whole.
+
+    The part before such units joins; the last of them divides, and joins what its layer returns where no part follows.
+    """
+    parts = sequence.parts
+    layers = tuple(f"{name.rpartition('.')[0]}." for name in parts)
+    targets = [call.target for call in graph.calls]
+    marked: list[TensorTraffic] = []
+    hidden: tuple[int, ...] = ()
+    for target, following, unit in zip(targets, [*targets[1:], ""], traffic, strict=True):
+        own = unit.sequence
+        is_part = target in parts
+        hidden = own.joined_bytes if is_part else hidden
+        is_next_whole = following.startswith(layers) and following not in parts
+        if parts and not is_part and target.startswith(layers) and not is_next_whole:
+            own = replace(own, joined_bytes=hidden, divided_bytes=hidden, continues=following in parts)
+        marked.append(replace(unit, sequence=replace(own, continues=following in parts) if is_part else own))
     return tuple(marked)
 
 

@@ -21,11 +21,12 @@ _MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 8, "mlp_only_layers": [1]}),
     "qwen2-moe": ("Qwen2Moe", {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
     "olmoe": ("Olmoe", {"num_experts": 4}),
+    "closed-mixtral": ("Mixtral", {"num_local_experts": 4, "output_router_logits": False}),
 }
-"""Layers that are captured as several units, because the model collects their router logits."""
+"""Layers are captured as several units where the model collects their router logits."""
 
 
-def make_mixture(name: str, length: int = 9) -> Model:
+def make_mixture(name: str) -> Model:
     """Build a tiny mixture of experts with dropout in attention, and a batch of 9 tokens a sample."""
     import transformers as hf
 
@@ -34,11 +35,11 @@ def make_mixture(name: str, length: int = 9) -> Model:
     config = getattr(hf, f"{kind}Config")(
         vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
         intermediate_size=16, max_position_embeddings=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        use_cache=False, attention_dropout=0.2, num_experts_per_tok=2, output_router_logits=True, **more,
+        use_cache=False, attention_dropout=0.2, num_experts_per_tok=2, **{"output_router_logits": True, **more},
     )  # fmt: skip
 
     def make(count: int) -> Batch:
-        ids = torch.randint(3, 40, (count, length), generator=torch.Generator().manual_seed(count))
+        ids = torch.randint(3, 40, (count, 9), generator=torch.Generator().manual_seed(count))
         return Batch(args=(), kwargs={"input_ids": ids, "labels": ids})
 
     return model_with_loss(name, getattr(hf, f"{kind}ForCausalLM")(config), 4, make)
@@ -61,14 +62,18 @@ def parity(rank: int, name: str, mesh: str, **more: Any) -> dict[str, Any]:
     return {"report": report, "bytes": sent, "partial": partial, "replicated": runner.part.replicated}
 
 
-def other_lengths(rank: int, divided: bool) -> list[float]:
-    """Train with batches of the example's length and of others, and evaluate; return the losses."""
-    model = make_mixture("mixtral", 8)
-    optimizer = OptimizerSpec(learning_rate=0.1)
-    plan = make_plan("tensor=2", model, sequence_parallel=divided, optimizer=optimizer)
+def other_lengths(rank: int, units: str, divided: bool) -> list[float]:
+    """Train GPT-2 with batches of the example's length and of others, and evaluate; return the losses."""
+    model = make_model("gpt2")
+    plan = make_plan("tensor=2", model, sequence_parallel=divided, units=units)
     trainer = Trainer(plan, model, context_of(rank, "tensor=2"))
-    losses = [float(trainer.step(make_mixture("mixtral", length).example(4)).loss) for length in (8, 6, 10, 6)]
-    return [*losses, *(float(trainer.evaluate(make_mixture("mixtral", length).example(4)).loss) for length in (8, 6))]
+    whole = model.example(vocabulary_jobs.BATCH).kwargs
+
+    def batch(length: int) -> Batch:
+        return Batch(kwargs={name: value[:, :length] for name, value in whole.items()})
+
+    losses = [float(trainer.step(batch(length)).loss) for length in (8, 6, 4, 6)]
+    return [*losses, *(float(trainer.evaluate(batch(length)).loss) for length in (8, 6))]
 
 
 def resumed(rank: int, folder: str, before: bool, after: bool) -> float:

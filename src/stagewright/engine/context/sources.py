@@ -46,13 +46,13 @@ def whole_sizes(
 
     ``here`` are the numbers of queries and keys that this worker has, ``whole`` those of the sequences.
     """
-    if func is torch.arange and len(args) == 1 and args[0] in here:
+    if func is torch.arange and tuple(args[:-1]) in ((), (0,)) and args[-1:] and args[-1] in here:
         if here[0] == here[1] and whole[0] != whole[1]:
             raise UsageError(
                 f"context parallelism can't tell the positions of {whole[0]} queries from those of {whole[1]} keys, "
                 f"of which a worker has {here[0]} each: use other lengths, or data or pipeline parallelism"
             )
-        return (whole[here.index(args[0])],), kwargs
+        return (*args[:-1], whole[here.index(args[-1])]), kwargs
     if func in _FACTORIES:
         if "size" in kwargs:
             return args, {**kwargs, "size": _whole(kwargs["size"], here, whole)}

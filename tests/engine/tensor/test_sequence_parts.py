@@ -18,6 +18,8 @@ from stagewright.engine.tensor.sequence_stage import changed_in_place, divide_st
 from stagewright.graph.capture import capture
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.planner.costs.tensor_shard import record_traffic, shard_alone
+from stagewright.simulator.costs.tensor_traffic import stage_sequence_traffic
 
 GPT2_UNITS = ",".join(f"transformer.h.{index}.{part}" for index in range(2) for part in ("attn", "mlp"))
 
@@ -25,13 +27,11 @@ GPT2_UNITS = ",".join(f"transformer.h.{index}.{part}" for index in range(2) for 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("mixtral", {"microbatches": 2}),
         ("qwen3-moe", {"recompute": "always"}),
         ("mixtral", {"training": False}),
         ("qwen2-moe", {}),
         ("olmoe", {}),
         ("gpt2", {"units": GPT2_UNITS}),
-        ("mixtral", {"compile": "units"}),
         ("closed-mixtral", {}),  # a layer is one unit; its mixture of experts is computed whole in it
     ],
 )
@@ -55,6 +55,19 @@ def test_four_workers_equal_the_baseline(
 ) -> None:
     """Cuts fall inside layers."""
     assert_parity(pool_of(4).run("sequence_jobs:parity", name, mesh, **options))
+
+
+def test_bytes_are_those_of_the_forecast(pool_of: Callable[[int], Any]) -> None:
+    """Two collectives of attention and one around the experts in each layer and direction, and one at each end."""
+    results = pool_of(2).run("sequence_jobs:parity", "mixtral", "tensor=2", microbatches=2)
+    assert_parity(results)
+    model, graph = sequence_jobs.make_model("mixtral"), graph_of("mixtral")
+    axis = shard_alone(graph, 2, sequence_parallel=True)
+    traffic = stage_sequence_traffic(record_traffic(graph, axis, model.args, model.kwargs, lambda out: out["loss"]))
+    hidden = 4 * 9 * 16 * 4
+    assert sum(traffic.forward_bytes) == sum(traffic.backward_bytes) == 7 * hidden
+    assert results[0]["bytes"] == 14 * hidden + traffic.partial_bytes
+    assert traffic.partial_bytes == results[0]["partial"] == 2 * 2 * 16 * 4
 
 
 def test_other_lengths(pool_of: Callable[[int], Any]) -> None:

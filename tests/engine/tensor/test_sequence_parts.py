@@ -32,6 +32,7 @@ GPT2_UNITS = ",".join(f"transformer.h.{index}.{part}" for index in range(2) for 
         ("qwen2-moe", {}),
         ("olmoe", {}),
         ("gpt2", {"units": GPT2_UNITS}),
+        ("mixtral", {"compile": "units"}),
         ("closed-mixtral", {}),  # a layer is one unit; its mixture of experts is computed whole in it
     ],
 )

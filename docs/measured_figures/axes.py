@@ -24,7 +24,7 @@ def axes_grid() -> str:
     text = (
         f"Of {len(rows)} cases {counts['equal']} equal the single-device baseline, with a largest relative error of "
         f"{max(errors):.1e}{f' ({wide} above 1e-5, within the rounding sensitivity of the tensor)' if wide else ''}; "
-        f"{counts['different']} differ, {counts['failed']} fail, {counts['refused']} are refused with a reason, "
+        f"{counts['different']} differ, {counts['failed']} fail, {counts['refused']} are refused, "
         f"{counts['n/a']} make no sense. Cells: cases that are equal, of those that make sense, and their largest "
         f"error; transformers {record['versions']['transformers']}.{_earlier_runs(record)}"
     )
@@ -35,11 +35,10 @@ def axes_grid() -> str:
 def _earlier_runs(record: dict[str, Any]) -> str:
     """Cite the earlier runs of a record that was continued, by which most of its cases may have been checked."""
     runs = [
-        f" The other cases: `{run['command']}`; {run['machine']}, transformers {run['versions']['transformers']}; "
-        f"{run['begun'][:10]}."
+        f"`{run['command']}` ({run['machine']}, transformers {run['versions']['transformers']}, {run['begun'][:10]})"
         for run in record.get("earlier", ())
     ]
-    return f" The command above checked {record['checked']} cases.{''.join(runs)}" if runs else ""
+    return f" The command above checked {record['checked']} cases, the others: {'; '.join(runs)}." if runs else ""
 
 
 def _cell(rows: list[dict[str, Any]]) -> str:

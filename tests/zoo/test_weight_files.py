@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from stagewright.zoo import weight_files
+from stagewright.files import stored_tensor
+from stagewright.files.stored_tensor import TensorPart
 from stagewright.zoo.weight_files import WeightFiles
 
 
@@ -32,7 +33,7 @@ def test_every_tensor_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with torch.no_grad():
         model[1].running_mean.fill_(0.5)  # type: ignore[union-attr, operator]
     save(model, tmp_path)
-    monkeypatch.setattr(weight_files, "_PIECE_BYTES", 40)  # a weight of 192 bytes is read in several pieces
+    monkeypatch.setattr(stored_tensor, "_PIECE_BYTES", 40)  # a weight of 192 bytes is read in several pieces
     other = make()
     files = WeightFiles.find(tmp_path, other)
     assert files is not None
@@ -43,7 +44,7 @@ def test_every_tensor_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     files.read_buffers(other)
     assert torch.equal(other[1].running_mean, torch.full((6,), 0.5))  # type: ignore[index]
     half = torch.empty(3, 8, dtype=torch.float64)
-    files.read("0.weight", half, lambda full: full[:3])
+    files.read("0.weight", half, TensorPart(dim=0, ranges=((0, 3),)))
     assert torch.equal(half, model[0].weight[:3].double())  # type: ignore[index]
 
 

@@ -27,6 +27,7 @@ from stagewright.engine.tensor.layers import ShardLayout, shard_layouts
 from stagewright.engine.worker.broadcast import broadcast
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import UsageError
+from stagewright.files.stored_tensor import StoredTensor, TensorPart
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.weight_files import WeightFiles
 
@@ -133,26 +134,41 @@ class DistributedState:
                 yield name, next(values)
 
     @torch.no_grad()
-    def load(self, name: str, target: torch.Tensor, full: torch.Tensor) -> None:
-        """Copy this worker's shard of a full value into ``target``."""
-        shard = self.shard(name, full, target)
-        if shard.shape != target.shape:
+    def load(self, name: str, target: torch.Tensor, stored: StoredTensor) -> None:
+        """Copy this worker's shard of a stored value into ``target``."""
+        shape = stored.shape
+        if shape != self.shapes[name][0]:
             raise UsageError(
-                f"{name} has shape {list(full.shape)} in the checkpoint, but {list(self.shapes[name][0])} in the model"
+                f"{name} has shape {list(shape)} in the checkpoint, but {list(self.shapes[name][0])} in the model"
             )
-        target.copy_(shard)
+        if isinstance(target, DTensor):
+            target.copy_(self._shard(name, stored.read(), target))
+        else:
+            stored.copy_to(target, self._part_of(name, target))
 
-    def shard(self, name: str, full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def read_state(self, name: str, stored: StoredTensor, like: torch.Tensor) -> torch.Tensor:
+        """Read this worker's shard of an optimizer state of the parameter ``like``; one of another shape is whole."""
+        shape = stored.shape
+        if not shape or shape != self.shapes[name][0]:
+            return stored.read().clone()  # not a view of the mapped file
+        if isinstance(like, DTensor):
+            return self._shard(name, stored.read(), like)
+        value = torch.empty(like.shape, dtype=stored.read().dtype, device=like.device)
+        stored.copy_to(value, self._part_of(name, like))
+        return value
+
+    def _part_of(self, name: str, held: torch.Tensor) -> TensorPart | None:
+        """Return which part of a full value this worker holds; None: all of it."""
+        layout = None if name in self._unused else self._shard_layouts.get(name)
+        return None if layout is None else layout.part(held)
+
+    def _shard(self, name: str, full: torch.Tensor, like: DTensor) -> torch.Tensor:
         """Return this worker's shard of a full value that belongs to the parameter ``like``."""
-        if full.ndim == 0 or full.shape != self.shapes[name][0]:
-            return full
         value = full.to(like.device)
         layout = self._shard_layouts.get(name)
         if layout is not None:
             value = layout.shard(value)
-        if isinstance(like, DTensor):
-            value = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-        return value
+        return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
     def _owns(self, name: str) -> bool:
         is_first = (self._context.data, self._context.tensor) == (0, 0)

@@ -243,7 +243,7 @@ class ModelPart:
                 continue
             name = names[id(parameter)]
             parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            files.read(name, parameter, layouts[name].shard if name in layouts else None)
+            files.read(name, parameter, layouts[name].part(parameter) if name in layouts else None)
 
     def _free_other_parameters(self) -> None:
         """Free the parameters of other workers."""

@@ -36,8 +36,10 @@ from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.engine.worker.user_loop import UserLoop
 from stagewright.errors import UsageError
+from stagewright.files.stored_tensor import StoredTensor
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.cpu_offload import offloaded
+from stagewright.machine.host_memory import release_freed_memory
 from stagewright.machine.out_of_memory import explain_oom
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.unequal_devices import replica_sizes
@@ -110,6 +112,7 @@ class Trainer:
         """This worker's optimizer; None if it has nothing to train. Learning rates may be changed between steps."""
         if self.optimizer is not None:
             self.runner.memory.follow_optimizer(self.optimizer)
+        release_freed_memory()
 
     @property
     def step_number(self) -> int:
@@ -231,7 +234,7 @@ class Trainer:
                 "use the same one, or start from its weights alone"
             )
         for name, target in state.held().items():
-            state.load(name, target, saved.model_tensor(name))
+            state.load(name, target, saved.stored_model_tensor(name))
         if self.optimizer is not None:
             self._load_optimizer(saved)
             groups = about["groups"]
@@ -243,6 +246,7 @@ class Trainer:
             has_same_links = saved.content.get("codec") == _codec_setting(self.plan)
             self.runner.codecs.load_state(saved.codec_state(self.context.rank) if has_same_links else {})
         self.runner.step_number = step
+        release_freed_memory()
         self._barrier()
         return saved.caller
 
@@ -287,12 +291,12 @@ class Trainer:
         shards = self.runner.part.shards
         for name, parameter in self._trained().items():
             stepped = parameter if shards is None else shards.shard(parameter)
-            for key, value in saved.optimizer_state(name).items():
-                if isinstance(value, torch.Tensor):
-                    shard = self._state.shard(name, value, parameter)
+            for key, value in saved.stored_optimizer_state(name).items():
+                if isinstance(value, StoredTensor):
+                    shard = self._state.read_state(name, value, parameter)
                     if shards is not None and shard.shape == parameter.shape:
                         shard = shards.own(shard)
-                    value = shard.to(parameter.device) if value.ndim or on_device else shard
+                    value = shard.to(parameter.device) if shard.ndim or on_device else shard
                 self.optimizer.state[stepped][key] = value
 
     def _trained(self) -> dict[str, nn.Parameter]:

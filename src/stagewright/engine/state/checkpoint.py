@@ -31,6 +31,7 @@ import torch
 from stagewright.engine.state.tensor_file import TensorStream, write_tensors
 from stagewright.errors import DataMissing, RunError, UsageError
 from stagewright.files.json_values import parse_json, read_object
+from stagewright.files.stored_tensor import StoredTensor, open_safetensors
 
 FORMAT = "stagewright checkpoint 2"
 _NAME = re.compile(r"step-(\d+)")
@@ -152,7 +153,7 @@ class Checkpoint:
             file_path = path / name
             if not file_path.is_file() or file_path.stat().st_size != size:
                 raise UsageError(f"the checkpoint {path} is incomplete: {name} is missing or truncated")
-            with _open_safetensors(file_path) as file:
+            with open_safetensors(file_path) as file:
                 files[name.partition("/")[0]] |= dict.fromkeys(file.keys(), file_path)
                 scalars |= _read_scalars(file_path, file)
         return cls(path, content, files, scalars, digests)
@@ -185,14 +186,23 @@ class Checkpoint:
 
     def model_tensor(self, name: str) -> torch.Tensor:
         """Read the full value of a parameter or buffer."""
-        return self._read("model", name)
+        return self.stored_model_tensor(name).read()
+
+    def stored_model_tensor(self, name: str) -> StoredTensor:
+        """Return where a parameter or buffer is stored."""
+        return StoredTensor(self._files["model"][name], name)
 
     def optimizer_state(self, name: str) -> dict[str, Any]:
         """Read the optimizer states of a parameter, with full tensors."""
+        state = self.stored_optimizer_state(name)
+        return {key: value.read() if isinstance(value, StoredTensor) else value for key, value in state.items()}
+
+    def stored_optimizer_state(self, name: str) -> dict[str, StoredTensor | Any]:
+        """Return where the optimizer states of a parameter are stored, and those that are not tensors."""
         state: dict[str, Any] = {}
-        for key in self._files["optimizer"]:
+        for key, path in self._files["optimizer"].items():
             if key.partition("/")[2] == name:
-                state[key.partition("/")[0]] = self._read("optimizer", key)
+                state[key.partition("/")[0]] = StoredTensor(path, key)
         return state | {k.partition("/")[0]: value for k, value in self._scalars.items() if k.partition("/")[2] == name}
 
     def codec_state(self, rank: int) -> dict[str, torch.Tensor]:
@@ -200,17 +210,8 @@ class Checkpoint:
         path = self.path / "codec" / f"worker-{rank:05d}.safetensors"
         if not path.is_file():
             return {}
-        with _open_safetensors(path) as file:
+        with open_safetensors(path) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-
-    def _read(self, part: str, name: str) -> torch.Tensor:
-        path = self._files[part][name]
-        with _open_safetensors(path) as file:
-            try:
-                value: torch.Tensor = file.get_tensor(name)
-            except Exception as error:  # safetensors and torch raise several kinds for a damaged header
-                raise UsageError(f"can't read {name} from {path}: {error}") from None
-            return value
 
 
 def _describe_file(path: Path) -> dict[str, Any]:
@@ -244,15 +245,6 @@ def _read_scalars(path: Path, file: Any) -> dict[str, Any]:
     if not isinstance(scalars, dict):
         raise UsageError(f"{path} has a damaged header: scalars must be an object")
     return scalars
-
-
-def _open_safetensors(path: Path) -> Any:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        raise UsageError(f"{path} is not a safetensors file: {error}") from None
 
 
 def _replace(hidden: Path, path: Path) -> None:

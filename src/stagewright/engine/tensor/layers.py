@@ -28,6 +28,7 @@ from stagewright.engine.tensor.multihead import ColumnMultiheadAttention
 from stagewright.engine.tensor.regions.region_plan import is_transposed
 from stagewright.engine.tensor.sequence import DividedBlock, find_hidden
 from stagewright.errors import UsageError
+from stagewright.files.stored_tensor import TensorPart
 from stagewright.machine.hollow import is_hollow
 
 LAYOUTS = "_stagewright_shards"
@@ -71,6 +72,17 @@ class ShardLayout:
             return full.narrow(self.dim, self.start, self.sizes[index]).clone(memory_format=torch.contiguous_format)
         shards = [section.chunk(num_workers, self.dim)[index] for section in self._sections(full)]
         return torch.cat(shards, self.dim).contiguous()
+
+    def part(self, shard: torch.Tensor) -> TensorPart:
+        """Return which ranges of the full tensor this worker's ``shard`` holds."""
+        if self.full_size is not None:
+            return TensorPart(dim=self.dim, ranges=((self.start, self.start + self.sizes[self.axis.index]),))
+        ranges, start = [], 0
+        for size in self.sections:
+            held = shard.shape[self.dim] * size // sum(self.sections)
+            ranges.append((start + held * self.axis.index, start + held * (self.axis.index + 1)))
+            start += held * self.axis.num_workers
+        return TensorPart(dim=self.dim, ranges=tuple(ranges))
 
     def full_shape(self, shard: torch.Tensor) -> tuple[int, ...]:
         """Return the shape of the full tensor."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stagewright.errors import UsageError
-from stagewright.machine import host_memory
+from stagewright.machine import host_memory, memory_cgroup
 
 GIB = 2**30
 
@@ -16,7 +16,8 @@ GIB = 2**30
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """8 GiB available and 1 of swap."""
     monkeypatch.setattr(host_memory, "_PROC", tmp_path)
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory_cgroup, "_PROC", tmp_path)
+    monkeypatch.setattr(memory_cgroup, "_CGROUP", tmp_path)
     lines = f"MemTotal: {16 * 2**20} kB\nMemAvailable: {8 * 2**20} kB\nHugePages_Total: 0\nSwapFree: {2**20} kB\n"
     (tmp_path / "meminfo").write_text(lines)
     return tmp_path

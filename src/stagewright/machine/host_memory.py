@@ -11,21 +11,18 @@ import ctypes
 from pathlib import Path
 
 from stagewright.errors import UsageError
+from stagewright.machine.memory_cgroup import memory_limits
 from stagewright.quantity import format_bytes
 
 _PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """Return the bytes available on the machine, or in this container; None where it is unknown."""
-    limits = []
+    """Return the bytes available on the machine and under the limits of this process; None where it is unknown."""
+    limits = [group.available_bytes for group in memory_limits()]
     lines = _numbers(_PROC / "meminfo")
     if "MemAvailable:" in lines:
         limits.append((lines["MemAvailable:"] + lines.get("SwapFree:", 0)) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        limits.append(limit - used + _numbers(_CGROUP / "memory.stat").get("inactive_file", 0))
     return max(0, min(limits)) if limits else None
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from stagewright.cluster.device import Device, can_pin, has_gpu, usable_cores
 from stagewright.errors import UsageError
+from stagewright.machine.memory_cgroup import memory_limits
 
 _PACKAGES = ("stagewright", "torch", "transformers", "numpy", "pyarrow", "safetensors")
 _CPUS = Path("/sys/devices/system/cpu")
@@ -208,9 +209,7 @@ def _memory_bytes() -> int | None:
     limits = []
     with contextlib.suppress(OSError, ValueError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int((_CGROUP / name).read_text()))
+    limits += [group.limit_bytes for group in memory_limits()]
     return min(limits, default=None)
 
 

@@ -74,7 +74,7 @@ def check(rank: int, folder: str, spool: str, mesh: str, spoil: str, options: di
     baseline = baseline_of(plan, model, graph, context, folder=Path(spool)) if rank == 0 else None
     runner = StepRunner(plan, model, context, graph)
     SPOILS[spoil](runner)
-    return check_parity(runner, example_of(model), baseline)
+    return check_parity(runner, example_of(model), baseline, folder=Path(spool, f"worker-{rank}"))
 
 
 def _error(values: Any, expected: Any, *, by_module: bool = False) -> float:

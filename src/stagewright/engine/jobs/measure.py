@@ -69,7 +69,7 @@ def run_job(plan: Plan, context: WorkerContext, run_folder: RunFolder) -> None:
     activity.begin("build stages")
     runner = StepRunner(plan, model, context, graph)
     with runner.memory.explain_oom():
-        parity = check_parity(runner, batch, baseline)
+        parity = check_parity(runner, batch, baseline, folder=spool / "optimizer-step")
     del baseline
     shutil.rmtree(spool, ignore_errors=True)
     parity = decide_in_float64(plan, parity, context, model_bytes)

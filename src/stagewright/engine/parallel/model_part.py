@@ -233,17 +233,20 @@ class ModelPart:
 
     def read_weights(self, module: nn.Module) -> None:
         """Read the parameters of a module of this part, if the model was loaded without."""
-        files = self.model.weights
-        if files is None:
+        if self.model.weights is None:
             return
         names = self.parameter_names()
-        layouts = shard_layouts(self.model.module)
         for parameter in module.parameters():
-            if isinstance(parameter, DTensor):  # of a unit that FSDP2 has sharded
-                continue
-            name = names[id(parameter)]
-            parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            files.read(name, parameter, layouts[name].part(parameter) if name in layouts else None)
+            if not isinstance(parameter, DTensor):  # of a unit that FSDP2 has sharded
+                parameter.data = self.read_weight(names[id(parameter)], parameter)
+
+    def read_weight(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Read what this worker holds of a parameter from the files of a model that was loaded without weights."""
+        assert self.model.weights is not None
+        layout = shard_layouts(self.model.module).get(name)
+        value = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self.model.weights.read(name, value, None if layout is None else layout.part(parameter))
+        return value
 
     def _free_other_parameters(self) -> None:
         """Free the parameters of other workers."""

@@ -123,11 +123,14 @@ def whole_batch_of(
         )
 
 
-def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) -> ParityReport:
+def check_parity(
+    runner: StepRunner, batch: Batch, baseline: Baseline | None, *, folder: Path | None = None
+) -> ParityReport:
     """Run the same step several times, compare each with the baseline and restore the state; return the worst report.
 
     Leftovers of one step (graphs, receives) could corrupt the next; under DDP the third step is the first with torch's
     buckets. The last step also compares the optimizer step. Inference is measured as a stream, so that is compared too.
+    ``folder``: for this worker's copies of gradients, if the baseline is streamed.
     """
     plan, device = runner.plan, runner.context.torch_device
     before = {name: value.clone() for name, value in runner.part.buffers().items()}
@@ -181,7 +184,9 @@ def check_parity(runner: StepRunner, batch: Batch, baseline: Baseline | None) ->
         loss = runner.total_loss(result)
         reports.append(compare(loss, result.outputs))
         if is_last and plan.training:
-            reports[-1] = _with_optimizer_step(reports[-1], runner, make, baseline, stepped_from)
+            reports[-1] = _with_optimizer_step(
+                reports[-1], runner, make, baseline, stepped_from, folder if is_streamed else None
+            )
         is_stateful = not plan.training and any(
             not bool(equal_or_nan(value, before[name]).all()) for name, value in runner.part.buffers().items()
         )
@@ -210,9 +215,10 @@ def _with_optimizer_step(
     make: MakeOptimizer,
     baseline: Baseline | None,
     before: dict[str, torch.Tensor] | None,
+    folder: Path | None,
 ) -> ParityReport:
     activity.begin("compare the optimizer step")
-    updates, name = compare_optimizer_step(runner, make, baseline, before)
+    updates, name = compare_optimizer_step(runner, make, baseline, before, folder)
     if updates <= report.tolerance:
         return dataclasses.replace(report, updates=updates)
     return dataclasses.replace(report, updates=updates, equal=False, worst=name if report.equal else report.worst)

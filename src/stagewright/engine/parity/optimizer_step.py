@@ -5,6 +5,8 @@
 
 With the optimizer in backward, gradients are copied before they are freed, and compared like any others.
 
+For a streamed baseline, the copies are files, and values before the step are read again from those of the weights.
+
 Both start from the plan's gradients, which have been compared with the baseline's: Adam amplifies a gradient's rounding
 error. The clipping norm is the baseline's. Optimizers change each element separately, so a shard is as good as a full
 tensor.
@@ -16,7 +18,9 @@ If a plan clips, the clipped gradients are compared as well, because Adam's firs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,7 +31,8 @@ from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import worst_of_all_workers
-from stagewright.engine.parity.relative_error import SMALLEST, relative_error, to_float64
+from stagewright.engine.parity.relative_error import CHUNK, SMALLEST, relative_error, to_float64
+from stagewright.engine.parity.spooled_tensors import SpooledTensors
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.state.full_state import full_tensor
 from stagewright.engine.worker.broadcast import broadcast
@@ -58,26 +63,36 @@ def step_in_backward(
 
 
 def compare_optimizer_step(
-    runner: StepRunner, make: MakeOptimizer, baseline: Baseline | None, before: dict[str, torch.Tensor] | None = None
+    runner: StepRunner,
+    make: MakeOptimizer,
+    baseline: Baseline | None,
+    before: dict[str, torch.Tensor] | None = None,
+    folder: Path | None = None,
 ) -> tuple[float, str]:
     """Return the largest relative error on any worker and its name; parameters are restored, gradients are not.
 
     Every worker must call this after a step, before gradients are zeroed; worker 0 with its baseline. ``before``:
-    the parameters before the step, if it has stepped the optimizer.
+    the parameters before the step, if it has stepped the optimizer. ``folder``: for copies of the gradients, instead of
+    host memory; parameters before the step are then read again from the files of a model without weights.
     """
     device, clip = runner.context.torch_device, runner.plan.clip
     scale = 1.0 if clip is None else min(1.0, clip / (_gradient_norm(baseline, device) + EPSILON))
     trained = runner.part.trainable_parameters()
-    gradients = _gradients(runner)
+    gradients = _spool(runner, folder) if folder is not None else _gradients(runner)
     if before is None:
-        before = {name: _copy_to_host(parameter) for name, parameter in trained.items()}
+        before = {
+            name: _copy_to_host(value)
+            for name, value in trained.items()
+            if folder is None or isinstance(value, DTensor)
+        }
         stepped = runner.part.optimizer_parameters()
         runner.optimizer_step(make(list(stepped.values())) if trained else None)
     clipped_gradients = _gradients(runner) if clip is not None else {}
     errors = {}
     for name, parameter in trained.items():
         held = _local(parameter.detach())
-        value, gradient = before[name].to(held.device), gradients.get(name)
+        value = before[name].to(held.device) if name in before else runner.part.read_weight(name, held)
+        gradient = gradients.get(name)
         expected = value if gradient is None else _step_alone(value, gradient.to(held.device) * scale, make)
         errors[f"the optimizer step of {name}"] = _error(held, expected, value)
         if clip is not None and gradient is not None:
@@ -94,14 +109,26 @@ def compare_optimizer_step(
     return float(largest_error), name
 
 
+def _held_gradients(runner: StepRunner) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the gradients of what this worker holds; with ZeRO, which shards them alone, in full."""
+    shards, full = runner.part.shards, runner.part.trainable_parameters()
+    for name, parameter in runner.part.optimizer_parameters().items():
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            yield name, gradient if shards is None else full_tensor(shards.distributed(full[name], gradient))
+
+
 def _gradients(runner: StepRunner) -> dict[str, torch.Tensor]:
-    """Return the gradients of what this worker holds, on the host; with ZeRO, which shards them alone, in full."""
-    shards, stepped = runner.part.shards, runner.part.optimizer_parameters()
-    values = {name: parameter.grad for name, parameter in stepped.items() if parameter.grad is not None}
-    if shards is not None:
-        full = runner.part.trainable_parameters()
-        values = {name: full_tensor(shards.distributed(full[name], value)) for name, value in values.items()}
-    return {name: _copy_to_host(value) for name, value in values.items()}
+    """Copy the gradients to the host."""
+    return {name: _copy_to_host(value) for name, value in _held_gradients(runner)}
+
+
+def _spool(runner: StepRunner, folder: Path) -> SpooledTensors:
+    """Copy the gradients to files."""
+    tensors = SpooledTensors(folder)
+    for name, value in _held_gradients(runner):
+        tensors.add(name, _local(value.detach()))
+    return tensors
 
 
 def _gradient_norm(baseline: Baseline | None, device: torch.device) -> float:
@@ -122,10 +149,17 @@ def _step_alone(value: torch.Tensor, gradient: torch.Tensor, make: MakeOptimizer
 def _error(value: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) -> float:
     if not expected.numel():
         return 0.0
-    difference, update = ((to_float64(tensor) - to_float64(expected)).abs().max() for tensor in (value, before))
+    difference, update = (_largest_difference(tensor, expected) for tensor in (value, before))
     rounding = ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
-    error = max(float(difference) - rounding, 0.0) / max(float(update), SMALLEST)
-    return float("inf") if error != error else error
+    if math.isnan(difference) or math.isnan(update):
+        return float("inf")
+    return max(difference - rounding, 0.0) / max(update, SMALLEST)
+
+
+def _largest_difference(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute difference, NaN if there is one."""
+    pairs = zip(*(torch.split(tensor.reshape(-1), CHUNK) for tensor in (value, expected)), strict=True)
+    return float(torch.stack([(to_float64(a) - to_float64(b)).abs().max() for a, b in pairs]).max())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

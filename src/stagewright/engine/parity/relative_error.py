@@ -14,7 +14,7 @@ import torch
 
 SMALLEST = 1e-8
 """Smallest scale: below it, the absolute error counts."""
-_CHUNK = 1 << 24  # elements compared at once, because float64 takes up to eight times the memory
+CHUNK = 1 << 22  # elements compared at once, because float64 takes up to eight times the memory
 
 
 def relative_error(value: torch.Tensor, expected: torch.Tensor, scale: float) -> float:
@@ -27,7 +27,7 @@ def relative_error(value: torch.Tensor, expected: torch.Tensor, scale: float) ->
     if value.numel() == 0:
         return 0.0
     device = value.device if value.is_cuda else expected.device
-    parts = [torch.split(tensor.detach().reshape(-1), _CHUNK) for tensor in (value, expected)]
+    parts = [torch.split(tensor.detach().reshape(-1), CHUNK) for tensor in (value, expected)]
     largest = max(_largest_difference(*(part.to(device) for part in pair)) for pair in zip(*parts, strict=True))
     error = largest / max(scale, SMALLEST)
     return error if value.is_floating_point() or value.is_complex() or error == 0 else max(1.0, error)

@@ -56,7 +56,7 @@ LONG = (
     "tests/engine/parity/test_coded_plans.py::test_every_fault_is_found*",
     "tests/engine/parity/test_coded_plans.py::test_right_plans_pass_with_other_codecs",
     "tests/engine/parity/test_coded_plans.py::test_inference",
-    "tests/engine/parity/test_limited_memory.py::*[[]training]",
+    "tests/engine/parity/test_limited_memory.py::*",
     # Streamed baselines: one model and one plan stay.
     "tests/engine/parity/test_streamed.py::test_equals_the_whole_baseline[[]*-resnet]",
     "tests/engine/parity/test_streamed.py::test_equals_the_whole_baseline[[]*-llama]",

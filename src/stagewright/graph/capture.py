@@ -337,7 +337,7 @@ class _Capture:
     def close(self, error: Exception, selection: UnitSelection, observation: Observation, closed: set[str]) -> bool:
         """Turn the submodule in which tracing failed into a unit if it is small enough; return whether it was."""
         name = getattr(error, "inside", None) or find_failing_module(error, self.model, selection.opened)
-        if not name or len(closed) >= _MAX_RETRIES:
+        if not name or name in closed or len(closed) >= _MAX_RETRIES:
             return False
         work = sum(call.macs for call in observation.calls if call.name == name)
         named = not isinstance(self.units, str) and any(unit.startswith(name + ".") for unit in self.units)

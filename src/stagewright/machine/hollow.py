@@ -26,6 +26,11 @@ _PRODUCTS = {
     _aten.baddbmm.default: (1, 2),
 }
 """For each product: the positions of its two factors."""
+_GROUPED = {"aten::_grouped_mm", "transformers::grouped_mm_fallback"}
+"""Products of groups of rows with a matrix for each group, as of experts; by name, since older versions lack them.
+
+Their kernels refuse hollow matrices.
+"""
 
 
 def is_hollow(tensor: torch.Tensor) -> bool:
@@ -102,6 +107,8 @@ class _SkipProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         factors = _PRODUCTS.get(func)
+        if func.name() in _GROUPED and is_hollow(args[1]):
+            return args[0].new_zeros((*args[0].shape[:-1], args[1].shape[-1]))
         if factors is not None:
             left, right = (args[position] for position in factors)
             if is_hollow(left) or is_hollow(right):

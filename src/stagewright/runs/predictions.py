@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from stagewright.errors import UsageError
 from stagewright.files.atomic import save_text
+
+if TYPE_CHECKING:  # numpy is imported where it is needed: the help of commands needs none
+    import numpy as np
+    from numpy.typing import NDArray
 
 FILE = "predictions.csv"
 _HEAD = "sample,label,predicted"
@@ -33,6 +34,8 @@ class Predictions:
     @classmethod
     def load(cls, folder: Path) -> Predictions | None:
         """Read predictions.csv of a run; None where it has none."""
+        import numpy as np
+
         path = folder / FILE
         if not path.is_file():
             return None
@@ -55,5 +58,7 @@ class Predictions:
         """Read what `to_dict` wrote; None where there is nothing."""
         if content is None:
             return None
+        import numpy as np
+
         columns = {name: np.array(content[name].split(), dtype=np.int64) for name in ("labels", "predicted")}
         return cls(**columns)

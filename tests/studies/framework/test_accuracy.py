@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from stagewright.runs.predictions import Predictions
-from stagewright.studies.framework.accuracy import accuracy_scale, difference_of_samples
+from stagewright.studies.framework.accuracy import accuracy_scale
 from stagewright.studies.framework.rounds import SeedValue, SeedValues
+from stagewright.studies.framework.sample_differences import sample_half_width
 from stagewright.zoo.tasks.metric import matthews
 
 
@@ -53,9 +54,9 @@ def test_samples_that_another_evaluation_saw_are_not_compared_one_by_one() -> No
     labels, predicted = some_predictions(0.8)
     first = Predictions(labels=labels, predicted=predicted)
     second = Predictions(labels=np.roll(labels, 1), predicted=predicted)
-    assert difference_of_samples("accuracy", [(first, first)]) is not None
+    assert sample_half_width("accuracy", [(first, first)]) is not None
     for pairs in ([(first, second)], [(first, None)], [(first, first), (second, second)], []):
-        assert difference_of_samples("accuracy", pairs) is None
+        assert sample_half_width("accuracy", pairs) is None
 
 
 def test_a_metric_that_is_no_mean_is_judged_by_leaving_each_sample_out() -> None:
@@ -69,7 +70,7 @@ def test_a_metric_that_is_no_mean_is_judged_by_leaving_each_sample_out() -> None
     ]
     pair = (Predictions(labels=labels, predicted=first), Predictions(labels=labels, predicted=second))
     expected = 100 * 1.96 * np.std(pseudo, ddof=1) / np.sqrt(200)
-    assert difference_of_samples("matthews", [pair]) == pytest.approx(expected)
+    assert sample_half_width("matthews", [pair]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("noises", [(1.0, 1.0, 1.0, 1.0), (0.05, 0.5, 1.0, 3.0)])

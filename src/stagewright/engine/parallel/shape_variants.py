@@ -23,6 +23,7 @@ from stagewright.errors import CaptureError, UsageError
 from stagewright.graph.capture import capture
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.machine.hollow import skip_products
 
 
 class ShapeVariants:
@@ -94,7 +95,8 @@ class ShapeVariants:
         device = next(self.hollow.parameters()).device
         args, kwargs = structure.map_tensors(lambda tensor: tensor.to(device), (args, kwargs))
         try:
-            captured = capture(self.hollow, args, kwargs, units, base.inputs_batch_dim())
+            with skip_products():
+                captured = capture(self.hollow, args, kwargs, units, base.inputs_batch_dim())
             captured.flatten(args, kwargs)
         except CaptureError as error:
             raise UsageError(f"{problem}: {error}") from error

@@ -27,13 +27,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from stagewright.runs.predictions import Predictions
 from stagewright.studies.framework.phrases import signed
 from stagewright.studies.framework.rounds import SeedValues
-from stagewright.zoo.tasks.metric import METRICS
 
 CHANCE = {"cifar10": 10.0, "digits": 10.0, "mnist": 11.4, "rte": 52.7, "cola": 0.0}
 """Metric × 100 of a model that always predicts the most frequent class."""
@@ -41,8 +36,6 @@ LEARNED = 0.2
 """Share of the way from guessing to 100 that a training must have gone for a verdict."""
 _ALIKE = 0.5
 """Share of what the best training learned above which others vary as it does."""
-_UNSEEN = 3.0
-"""Samples that may differ although none did, with 95 % confidence, whatever their number (the rule of three)."""
 _NORMAL = 1.96
 _QUANTILES = {  # of Student's t with 1, 2, … degrees of freedom, and of the normal distribution
     0.975: ((12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23), _NORMAL),
@@ -109,6 +102,8 @@ class AccuracyScale:
 
     def difference(self, values: SeedValues, reference: SeedValues) -> Difference:
         """Return the difference of two trainings, from the seeds that both have."""
+        from stagewright.studies.framework.sample_differences import sample_half_width  # imports numpy
+
         first, second = values.by_seed, reference.by_seed
         common = [seed for seed in first if seed in second]
         if not common:
@@ -120,7 +115,7 @@ class AccuracyScale:
             )
         differences = [first[seed].value - second[seed].value for seed in common]
         pairs = [(first[seed].predictions, second[seed].predictions) for seed in common]
-        samples = difference_of_samples(self.metric, pairs)
+        samples = sample_half_width(self.metric, pairs)
         if samples is None:
             samples = math.sqrt(self._sample_variance(values) + self._sample_variance(reference))
         seeds = self._seeds_of_difference(differences, min(values.mean or 0.0, reference.mean or 0.0))
@@ -187,43 +182,6 @@ def accuracy_scale(task: str, metric: str, trained: Iterable[SeedValues], num_ju
     )
 
 
-def difference_of_samples(metric: str, pairs: Sequence[tuple[Predictions | None, Predictions | None]]) -> float | None:
-    """Half of the 95 % interval of a mean difference × 100 that the choice of samples causes.
-
-    Each pair has the predictions of two trainings with one seed. None where they are not known for the same samples.
-    """
-    columns: list[NDArray[np.float64]] = []
-    largest = 0.0
-    labels: NDArray[np.int64] | None = None
-    for first, second in pairs:
-        if first is None or second is None or len(second.labels) < 2:
-            return None
-        labels = second.labels if labels is None else labels
-        if not (np.array_equal(labels, first.labels) and np.array_equal(labels, second.labels)):
-            return None
-        of_first, of_second = (_influences(metric, one) for one in (first, second))
-        columns.append(of_first - of_second)
-        largest = max(largest, float(np.ptp(of_second)))
-    if not columns:
-        return None
-    of_samples = np.mean(columns, axis=0)
-    count = len(of_samples)
-    return 100 * max(_NORMAL * float(np.std(of_samples, ddof=1)) / math.sqrt(count), _UNSEEN * (largest or 1) / count)
-
-
-def _influences(metric: str, predictions: Predictions) -> NDArray[np.float64]:
-    """What each sample contributes to a metric: the jackknife's pseudo-values. Samples of one kind contribute alike."""
-    labels, predicted = predictions.labels, predictions.predicted
-    if metric == "accuracy":
-        return np.equal(labels, predicted).astype(np.float64)
-    count, compute = len(labels), METRICS[metric]
-    _, first, kinds = np.unique(np.stack([labels, predicted]), axis=1, return_index=True, return_inverse=True)
-    whole = count * compute(predicted, labels)
-    left_out = [compute(np.delete(predicted, index), np.delete(labels, index)) for index in first]
-    of_kinds = [whole - (count - 1) * value for value in left_out]
-    return np.array([of_kinds[kind] for kind in kinds.reshape(-1)], dtype=np.float64)
-
-
 def _residual(trained: Sequence[SeedValues]) -> tuple[float | None, int]:
     """The deviation that is left when means of trainings and of seeds are taken out, with its degrees of freedom."""
     if not trained:
@@ -232,9 +190,11 @@ def _residual(trained: Sequence[SeedValues]) -> tuple[float | None, int]:
     degrees = (len(trained) - 1) * (len(seeds) - 1)
     if degrees < 1:
         return None, 0
-    values = np.array([[group.by_seed[seed].value for seed in seeds] for group in trained])
-    left = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0, keepdims=True) + values.mean()
-    return math.sqrt(float((left**2).sum()) / degrees), degrees
+    rows = [[group.by_seed[seed].value for seed in seeds] for group in trained]
+    of_seeds = [statistics.fmean(column) for column in zip(*rows, strict=True)]
+    mean = statistics.fmean(of_seeds)
+    left = [value - statistics.fmean(row) - of_seeds[i] + mean for row in rows for i, value in enumerate(row)]
+    return math.sqrt(sum(value**2 for value in left) / degrees), degrees
 
 
 def _quantile(level: float, degrees: int) -> float:

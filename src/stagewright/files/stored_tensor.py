@@ -72,6 +72,27 @@ class StoredTensor:
             offset += stop - start
 
 
+@dataclass(frozen=True, slots=True)
+class StoredExperts:
+    """A tensor of all experts, of which one tensor or several are stored for each expert, to be joined by rows."""
+
+    experts: tuple[tuple[StoredTensor, ...], ...]
+
+    @torch.no_grad()
+    def copy_to(self, target: torch.Tensor, part: TensorPart | None = None) -> None:
+        """Copy the tensor, or a part of it, into ``target``, expert by expert."""
+        numbers: list[int] = list(range(len(self.experts)))
+        if part is not None and part.dim == 0:
+            numbers = [number for start, stop in part.ranges for number in range(start, stop)]
+        for row, number in zip(target, numbers, strict=True):
+            values = [stored.read() for stored in self.experts[number]]
+            joined = values[0] if len(values) == 1 else torch.cat(values)
+            if part is None or part.dim == 0:
+                row.copy_(joined)
+            else:
+                _copy_ranges(row, joined, TensorPart(dim=part.dim - 1, ranges=part.ranges))
+
+
 def open_safetensors(path: Path) -> Any:
     """Open a safetensors file; raise UsageError if it is none."""
     from safetensors import SafetensorError, safe_open

@@ -11,28 +11,31 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stagewright.files.stored_tensor import StoredTensor, TensorPart, open_safetensors
+from stagewright.files.stored_tensor import StoredExperts, StoredTensor, TensorPart, open_safetensors
+from stagewright.zoo.checkpoint_names import locate_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFiles:
     """The files that hold the parameters and persistent buffers of a model."""
 
-    locations: dict[str, tuple[Path, str]]
-    """By name in the model, also for each name of tied tensors: the file, and the name there."""
+    locations: dict[str, StoredTensor | StoredExperts]
+    """By name in the model, also for each name of tied tensors."""
 
     @classmethod
     def find(cls, folder: Path, module: nn.Module) -> WeightFiles | None:
         """Find a module's tensors in a folder; None if a name or shape differs, so that they can't be read singly."""
-        locations = _locations(folder)
+        located = locate_tensors(module, _find_tensors(folder))
+        if located is None:
+            return None
         prefix = f"{getattr(module, 'base_model_prefix', '')}."
-        sources: dict[int, tuple[Path, str]] = {}
+        sources: dict[int, StoredTensor | StoredExperts] = {}
         state = module.state_dict(keep_vars=True)
         for name, tensor in state.items():
             candidates = (name, name.removeprefix(prefix), prefix + name)
-            key = next((candidate for candidate in candidates if candidate in locations), None)
-            if key is not None and locations[key][1] == tuple(tensor.shape):
-                sources.setdefault(id(tensor), (locations[key][0], key))
+            key = next((candidate for candidate in candidates if candidate in located), None)
+            if key is not None and located[key][1] == tuple(tensor.shape):
+                sources.setdefault(id(tensor), located[key][0])
         if any(id(tensor) not in sources for tensor in state.values()):
             return None
         return cls({name: sources[id(tensor)] for name, tensor in state.items()})
@@ -46,10 +49,10 @@ class WeightFiles:
 
     def read(self, name: str, target: torch.Tensor, part: TensorPart | None = None) -> None:
         """Copy a tensor, or a part of it, into ``target``."""
-        StoredTensor(*self.locations[name]).copy_to(target, part)
+        self.locations[name].copy_to(target, part)
 
 
-def _locations(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+def _find_tensors(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """Return the file and the shape of every tensor in a folder."""
     locations: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for path in sorted(folder.glob("*.safetensors")):

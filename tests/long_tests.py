@@ -58,8 +58,8 @@ LONG = (
     "tests/engine/parity/test_coded_plans.py::test_inference",
     "tests/engine/parity/test_limited_memory.py::*",
     # Streamed baselines: one model and one plan stay.
-    "tests/engine/parity/test_streamed.py::test_equals_the_whole_baseline[[]*-resnet]",
-    "tests/engine/parity/test_streamed.py::test_equals_the_whole_baseline[[]*-llama]",
+    "tests/engine/parity/test_streamed.py::test_equals_the_whole_baseline[[]resnet-*",
+    "tests/engine/parity/test_streamed.py::test_equals_the_whole_baseline[[]llama-*",
     "tests/engine/parity/test_streamed.py::test_parity_of_plans[[]fsdp]",
     "tests/engine/parity/test_streamed.py::test_parity_of_plans[[]data]",
     "tests/engine/parity/test_streamed.py::test_a_spoiled_step_is_caught[[]swap_microbatches]",

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from stagewright.errors import UsageError
+from stagewright.errors import CaptureError, UsageError
 from stagewright.graph import capture
 
 
@@ -353,3 +353,15 @@ def test_results_collected_by_hooks_are_in_the_graph() -> None:
     assert torch.equal(found.aux_loss, expected.aux_loss)
     assert len(found.router_logits) == 2
     assert torch.equal(found.router_logits[1], expected.router_logits[1])
+
+
+def test_a_cache_between_units_is_refused_at_once() -> None:
+    """The layer that would have to be one unit is open because its router logits are collected."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, num_local_experts=4, output_router_logits=True,
+    )  # fmt: skip
+    ids = torch.zeros((2, 8), dtype=torch.long)
+    with pytest.raises(CaptureError, match=r"key-value cache.*use_cache = False"):
+        capture(transformers.MixtralForCausalLM(config), (), {"input_ids": ids, "labels": ids})

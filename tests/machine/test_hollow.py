@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -81,3 +82,21 @@ def test_a_scalar_parameter_stays_a_scalar() -> None:
     assert copied is not None
     assert copied.logit_scale.shape == ()
     assert copied(torch.ones(2, 4)).shape == (2, 4)
+
+
+def test_experts_of_a_hollow_model_are_skipped() -> None:
+    """Kernels of grouped products refuse weights without strides."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, num_local_experts=4, use_cache=False,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config)
+    hollow = copy_hollow(model)
+    assert hollow is not None
+    ids = torch.zeros((2, 8), dtype=torch.long)
+    with offloaded(hollow, CPU):
+        graph = capture(hollow, (), {"input_ids": ids, "labels": ids})
+        assert graph(input_ids=ids, labels=ids).logits.shape == (2, 8, 64)
+    expected = capture(model, (), {"input_ids": ids, "labels": ids})
+    assert [call.name for call in graph.calls] == [call.name for call in expected.calls]

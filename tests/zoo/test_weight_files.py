@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from stagewright.files import stored_tensor
-from stagewright.files.stored_tensor import TensorPart
+from stagewright.files.stored_tensor import StoredExperts, TensorPart
 from stagewright.zoo.weight_files import WeightFiles
 
 
@@ -68,3 +68,51 @@ def test_other_names_or_shapes_are_not_read_singly(tmp_path: Path) -> None:
     model = make()
     model.register_parameter("new", nn.Parameter(torch.zeros(2)))
     assert WeightFiles.find(tmp_path, model) is None
+
+
+def moe(kind: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    common = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+    common |= {"vocab_size": 20, "intermediate_size": 12}
+    if kind == "mixtral":
+        return transformers.MixtralForCausalLM(transformers.MixtralConfig(num_local_experts=4, **common))  # type: ignore[no-any-return]
+    config = transformers.Qwen3MoeConfig(moe_intermediate_size=12, num_experts=4, head_dim=8, **common)
+    return transformers.Qwen3MoeForCausalLM(config)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+def test_experts_that_are_stored_one_by_one_are_joined(tmp_path: Path, kind: str) -> None:
+    """As transformers joins them, whole and by any part of a dimension."""
+    model = moe(kind)
+    model.save_pretrained(tmp_path, max_shard_size="10kB")  # type: ignore[operator]
+    loaded = type(model).from_pretrained(tmp_path)  # type: ignore[attr-defined]
+    files = WeightFiles.find(tmp_path, model)
+    assert files is not None
+    joined = 0
+    for name, value in loaded.state_dict().items():
+        target = torch.full_like(value, 7)
+        files.read(name, target)
+        assert torch.equal(target, value), name
+        if isinstance(files.locations[name], StoredExperts):
+            joined += 1
+            for dim, size in enumerate(value.shape):
+                ranges = ((0, 1), (size // 2, size))
+                part = torch.cat([value.narrow(dim, start, stop - start) for start, stop in ranges], dim)
+                target = torch.full_like(part, 7)
+                files.read(name, target, TensorPart(dim=dim, ranges=ranges))
+                assert torch.equal(target, part), (name, dim)
+    assert joined == 4, "two tensors of each layer"
+
+
+def test_what_is_not_understood_is_read_whole(tmp_path: Path) -> None:
+    model = moe("mixtral")
+    model.save_pretrained(tmp_path)  # type: ignore[operator]
+    path = tmp_path / "model.safetensors"
+    state = {name: value.clone() for name, value in load_file(path).items()}
+    experts = "model.layers.0.block_sparse_moe.experts"
+    for change in ({f"{experts}.2.w1.weight": None}, {f"{experts}.2.w1.weight": torch.zeros(8, 16)}):
+        save_file({name: value for name, value in (state | change).items() if value is not None}, path)
+        assert WeightFiles.find(tmp_path, model) is None
+    save_file(state, path)
+    assert WeightFiles.find(tmp_path, model) is not None

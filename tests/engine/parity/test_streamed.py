@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def make_model(kind: str) -> Any:
-    """Tied weights and dropout; a model without; batch norm, whose statistics change."""
+    """Tied weights and dropout; a model without; experts in files of their own; batch norm, whose statistics change."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     common = {"vocab_size": 30, "bos_token_id": 1, "eos_token_id": 2}
@@ -31,6 +31,12 @@ def make_model(kind: str) -> Any:
             **common,
         )  # fmt: skip
         return transformers.LlamaForCausalLM(config)
+    if kind == "mixtral":
+        config = transformers.MixtralConfig(
+            hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24,
+            num_local_experts=4, **common,
+        )  # fmt: skip
+        return transformers.MixtralForCausalLM(config)
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
     return transformers.ResNetForImageClassification(config)
 
@@ -47,8 +53,10 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return get
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "resnet"])
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("float64", 1e-12)])
+KINDS = [(kind, *bound) for kind in ("gpt2", "llama", "resnet") for bound in (("float32", 1e-6), ("float64", 1e-12))]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "limit"), [*KINDS, ("mixtral", "float32", 1e-6)])
 def test_equals_the_whole_baseline(
     pool_of: Any, folder_of: Any, tmp_path: Path, kind: str, dtype: str, limit: float
 ) -> None:

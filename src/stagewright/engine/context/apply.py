@@ -55,7 +55,7 @@ class _Block:
         def divide(leaf: torch.Tensor) -> torch.Tensor:
             if leaf.dim() in (2, 3) and leaf.shape[SEQUENCE_DIM] in lengths:
                 return self._axis.scatter(leaf, SEQUENCE_DIM)
-            return self._axis.enter(leaf) if leaf.requires_grad else leaf
+            return self._axis.copy_to_region(leaf)
 
         divided = structure.map_tensors(divide, (args, dict(kwargs)))
         self._mode.begin(length, key_lengths)

@@ -5,14 +5,14 @@
                                             worker 2: chunks 2 and 5
                                             worker 3: chunks 3 and 4
 
-              forward                            backward
-    scatter   this worker's positions            all-gather of the gradients
-    gather    all-gather of all positions        this worker's positions of the gradient
-    enter     identity                           all-reduce of the gradients
-    leave     identity                           the gradient on the first worker, 0 on others
+                     forward                        backward
+    scatter          this worker's positions        all-gather of the gradients
+    gather           all-gather of all positions    this worker's positions of the gradient
+    copy_to_region   identity                       all-reduce of the gradients
+    leave            identity                       the gradient on the first worker, 0 on others
 
-Outside of blocks activations are replicated, so every worker has the same full gradient there. ``enter`` and ``leave``
-are for what is whole inside of a block too, such as a bias: there, gradients are partial sums.
+Outside of blocks activations are replicated, so every worker has the same full gradient there. The last two are for
+what is whole inside of a block too, such as a bias: there, gradients are partial sums.
 
 Chunks of a length that is no multiple of twice the workers differ by one token. All-gathers pad them to the longest;
 rings and all-to-alls send them as they are.
@@ -55,10 +55,6 @@ class ContextAxis(Axis):
     def gather(self, value: torch.Tensor, dim: int, length: int) -> torch.Tensor:
         """Return all positions of a divided activation, on every worker."""
         return _Gather.apply(value, self, dim, length)  # type: ignore[no-any-return, no-untyped-call]
-
-    def enter(self, value: torch.Tensor) -> torch.Tensor:
-        """Pass a replicated activation into a block, whole."""
-        return _Enter.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def leave(self, value: torch.Tensor) -> torch.Tensor:
         """Pass what is whole out of a block."""
@@ -150,18 +146,6 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         positions = ctx.axis.positions(gradient.shape[ctx.dim], device=gradient.device)
         return gradient.index_select(ctx.dim, positions), None, None, None
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
-        ctx.axis = axis
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        # Clone: autograd may pass the same gradient tensor to other nodes.
-        return ctx.axis.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
 class _Leave(torch.autograd.Function):

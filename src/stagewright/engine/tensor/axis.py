@@ -60,18 +60,18 @@ class Axis:
         dist.all_gather(values, value, group=self.group)
         return values
 
+    def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
+        """Pass a replicated activation into a region; backward all-reduces its gradient."""
+        if not (torch.is_grad_enabled() and value.requires_grad):
+            return value
+        return _CopyToRegion.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
+
 
 class TensorAxis(Axis):
     """This worker's membership in the tensor axis."""
 
     def __init__(self, group: Any) -> None:
         super().__init__(group, "tensor")
-
-    def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
-        """Pass a replicated activation into a region; backward all-reduces its gradient."""
-        if not (torch.is_grad_enabled() and value.requires_grad):
-            return value
-        return _CopyToRegion.apply(value, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def reduce_from_region(self, partial: torch.Tensor) -> torch.Tensor:
         """All-reduce the workers' partial sums, in place."""
@@ -136,7 +136,7 @@ class TensorAxis(Axis):
 
 class _CopyToRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, axis: TensorAxis) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, axis: Axis) -> torch.Tensor:
         ctx.axis = axis
         return value.view_as(value)
 

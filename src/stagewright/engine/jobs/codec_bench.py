@@ -15,7 +15,7 @@ import torch
 from stagewright.codecs.cost import CodecCost
 from stagewright.codecs.kernels.select import kernel_names
 from stagewright.codecs.measure import measure_codec, measure_copy
-from stagewright.engine.pipeline.crossing_tensors import collect_crossing_tensors
+from stagewright.engine.batch.crossing_tensors import collect_crossing_tensors
 from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.zoo.model import Batch, Model

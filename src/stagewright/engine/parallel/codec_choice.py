@@ -21,9 +21,9 @@ import torch.distributed as dist
 from stagewright.codecs.cost import MAX_ERROR, CodecCost, cheapest
 from stagewright.codecs.measure import measure_codec
 from stagewright.codecs.name import AUTO
+from stagewright.engine.batch.crossing_tensors import collect_crossing_tensors
 from stagewright.engine.batch.splitter import BatchSplitter
 from stagewright.engine.parallel.model import cut_indices
-from stagewright.engine.pipeline.crossing_tensors import collect_crossing_tensors
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
 from stagewright.graph.unit_graph import UnitGraph

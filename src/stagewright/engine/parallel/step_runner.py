@@ -46,6 +46,7 @@ from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
 from stagewright.engine.pipeline.links import Links
 from stagewright.engine.pipeline.unit_checkpointing import checkpoint_units
+from stagewright.engine.pipeline.weight_gradients import accumulate_in_products, accumulates_in_products
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder
@@ -102,6 +103,8 @@ class StepRunner:
         )
         if plan.cuda_graphs:
             self._hooks.use_cuda_graphs()
+        elif accumulates_in_products(plan, context.torch_device):
+            accumulate_in_products(self.part.stages.values())
         self._executor = PipelineExecutor(self.part.stages, self.config, context, self._hooks)
         self.memory.follow_module(self.part.module)
         compile_part(self.part.stages, self.part.graph, self.part.compile_mode)
@@ -220,7 +223,7 @@ class ActivityHooks(PipelineHooks):
         forwards: dict[int, StageForward] = {
             index: GraphedForward(
                 stage,
-                [parameter for parameter in stage.parameters() if parameter.requires_grad],
+                [value for value in stage.parameters() if value.requires_grad and runner.plan.training],
                 sums,
                 device=device,
                 copies_outputs=index < last,

@@ -6,7 +6,8 @@
 A micro-batch takes a free slot in its forward and gives it back after its backward, so that slots are as many as
 micro-batches in flight: m under GPipe, p − i on stage i of 1F1B. Every slot has its own memory, where its activations
 stay between forward and backward. A backward graph is recorded in the first backward that needs it, because only then
-it is known which outputs have a gradient; it adds the parameters' gradients to tensors that stay in place.
+it is known which outputs have a gradient; it adds the parameters' gradients to tensors that stay in place, those of
+linear layers inside the matrix product that computes them.
 
 Graphs replay kernels, not Python: hooks of units run while recording only, and random numbers would be the same each
 time (models that draw some are refused before). On a CPU nothing is recorded and everything runs again, for tests.
@@ -23,10 +24,12 @@ import torch
 from torch import nn
 
 from stagewright.engine.batch.random_key import without_key
+from stagewright.engine.pipeline.weight_gradients import RecordedLinears
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 from stagewright.machine.garbage_collection import no_garbage_collection
 
+_MAX_SMALL = 2**16  # elements of a parameter whose addition takes less time than its launch
 _MAX_CONSTANT = 16  # elements of a host tensor whose value becomes part of a graph
 
 
@@ -38,23 +41,36 @@ class GradientSums:
         """The stream of all recordings, on which autograd accumulates gradients too; None on a CPU."""
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
 
+    def total(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the tensor in which the parameter's gradient is added up; it stays where it is."""
+        if parameter not in self._sums:
+            self._sums[parameter] = torch.empty_like(parameter, requires_grad=False)
+        return self._sums[parameter]
+
     def prepare(self, parameters: Sequence[nn.Parameter]) -> None:
         """Make the tensors the parameters' ``grad``; without gradients so far they start at zero."""
         new = []
         for parameter in parameters:
             gradient = parameter.grad
-            total = self._sums.get(parameter)
-            if total is None:
-                total = self._sums[parameter] = torch.empty_like(parameter)
-            elif gradient is total:
+            total = self.total(parameter)
+            if gradient is total:
                 continue
             if gradient is None:
-                new.append(total)
+                new.append(total.data)
             else:
-                total.copy_(gradient)
+                total.data.copy_(gradient)
             parameter.grad = total
         if new:
             torch._foreach_zero_(new)
+
+    def add(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Add the parameters' new gradients to their sums, by one kernel for many, and make the sums their ``grad``."""
+        pairs = [(self.total(parameter), parameter.grad) for parameter in parameters]
+        new = [(total.data, gradient) for total, gradient in pairs if gradient is not None]
+        if new:
+            torch._foreach_add_([total for total, _ in new], [gradient for _, gradient in new])
+        for parameter, (total, _) in zip(parameters, pairs, strict=True):
+            parameter.grad = total
 
 
 class GraphedForward:
@@ -70,11 +86,13 @@ class GraphedForward:
         copies_outputs: bool,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """``copies_outputs``: return copies of the outputs, which outlive the micro-batch's slot."""
+        """``parameters``: those to train. ``copies_outputs``: return copies of the outputs, which outlive the slot."""
         self.stage, self.parameters, self.sums = stage, list(parameters), sums
         self.device, self.autocast, self.copies_outputs = device, autocast, copies_outputs
         self.replayed: ReplayedForward | None = None
         """The last micro-batch, if it has a backward."""
+        self.linears = RecordedLinears(stage, self.parameters, sums.total)
+        """The layers whose weight gradients are added up inside their products."""
         self._slots: dict[Hashable, list[Slot]] = {}
         self._mode: Hashable = None
         self._modules = [module for module in stage.modules() if not next(module.children(), None)]
@@ -185,7 +203,8 @@ class Slot:
         return [value for value in self._inputs if isinstance(value, torch.Tensor) and value.requires_grad]
 
     def _forward(self) -> None:
-        with without_key(), torch.set_grad_enabled(self._training), self.owner.autocast():
+        accumulating = self.owner.linears.active() if self._training else nullcontext()
+        with without_key(), torch.set_grad_enabled(self._training), self.owner.autocast(), accumulating:
             self._outputs = self.owner.stage(*self._inputs)
 
     def _warm_up(self) -> None:
@@ -208,12 +227,11 @@ class _Backward:
         self._slot, self._sums = slot, slot.owner.sums
         self._gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
         self._input_gradients: list[torch.Tensor | None] = []
-        self._parameters: list[nn.Parameter] = []
-        if slot.stream is not None:
-            with slot.aside():
-                self._parameters = self._reached_parameters()
-            self._sums.prepare(self._parameters)
-        self._run = slot.record("backward", self._call)
+        with nullcontext() if slot.stream is None else slot.aside():
+            self._parameters = self._reached_parameters()
+        self._sums.prepare(self._parameters)
+        with slot.owner.linears.active():
+            self._run = slot.record("backward", self._call)
 
     def __call__(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         for kept, gradient in zip(self._gradients, gradients, strict=True):
@@ -229,12 +247,17 @@ class _Backward:
         parameters = self._slot.owner.parameters
         if not roots or not parameters:
             return []
-        found = torch.autograd.grad(roots, parameters, gradients, allow_unused=True, retain_graph=True)
-        return [parameter for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None]
+        with self._slot.owner.linears.observed() as reached:
+            found = torch.autograd.grad(roots, parameters, gradients, allow_unused=True, retain_graph=True)
+        others = [parameter for parameter, gradient in zip(parameters, found, strict=True) if gradient is not None]
+        return list(dict.fromkeys([*others, *reached]))
 
     def _call(self) -> None:
         roots, gradients = self._pairs()
         leaves = self._slot.leaves()
+        small = [parameter for parameter in self._parameters if parameter.numel() <= _MAX_SMALL]
+        for parameter in small:
+            parameter.grad = None
         if roots:
             torch.autograd.backward(
                 roots,
@@ -242,6 +265,7 @@ class _Backward:
                 retain_graph=self._slot.stream is not None,  # the activations stay for the next replay
                 inputs=[*leaves, *self._slot.owner.parameters],
             )
+        self._sums.add(small)
         self._input_gradients = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None

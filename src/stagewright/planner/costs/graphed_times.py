@@ -47,6 +47,7 @@ def scale_to_graphs(
         passes = _Passes(run, inputs, graph.unflatten, Stopwatch(device))
         forward, backward = passes.time_each(repeats)
         first_s, following_s = time_passes(passes.time_sequence, repeats)
+    run.linears.remove()
     for parameter in parameters:
         parameter.grad = None
     units = scale_units(profile.units, forward.median_s, backward.median_s)

@@ -17,6 +17,7 @@ from stagewright.engine.batch.precision import autocast_of, torch_autocast_dtype
 from stagewright.engine.expert.apply import plan_expert_parallel
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
 from stagewright.engine.parallel.model import capture_for
+from stagewright.engine.pipeline.weight_gradients import separate_share
 from stagewright.engine.tensor.apply import plan_tensor_parallel
 from stagewright.errors import UsageError
 from stagewright.graph.preserve import preserved
@@ -170,8 +171,8 @@ def _measure(
         overheads = _load_or_measure_overheads(
             plan, model, graph, profile, device, part=part, mode=mode, split=split, cache=cache, repeats=repeats
         )
-        if plan.cuda_graphs:  # part of the backward graph
-            overheads = dataclasses.replace(overheads, accumulate_s_per_byte=0.0)
+        share = 0.0 if plan.cuda_graphs else separate_share(plan, graph.model, target)  # part of the backward graph
+        overheads = dataclasses.replace(overheads, accumulate_s_per_byte=share * overheads.accumulate_s_per_byte)
     else:
         with device.pinned():
             overheads = ModelOverheads(workspace_bytes=workspace_bytes(device.torch_device()))

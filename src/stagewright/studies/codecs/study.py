@@ -93,10 +93,10 @@ def _crossing(options: Options, task: str, context: PartContext) -> dict[str, An
     import torch
 
     from stagewright.cluster.device import Device
+    from stagewright.engine.batch.crossing_tensors import collect_crossing_tensors
     from stagewright.engine.jobs.codec_bench import bench_codecs
     from stagewright.engine.jobs.train import with_samples
     from stagewright.engine.parallel.model import capture_for, cut_indices
-    from stagewright.engine.pipeline.crossing_tensors import collect_crossing_tensors
     from stagewright.studies.parts.training import client_cuts
     from stagewright.zoo.model import Batch
     from stagewright.zoo.tasks import load_task

@@ -8,9 +8,10 @@ accuracy      of each seed; sharing a device does not change it
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
@@ -149,6 +150,30 @@ class MeasuredExperiment(SeedValues, Speedups):
 
 
 Experiments: TypeAlias = Mapping[str, Sequence[MeasuredExperiment]]
+
+
+def round_ratios(data: Speedups, pipeline: Speedups) -> tuple[float, ...]:
+    """Return the speed of the pipeline relative to data parallel in each of three or more rounds; else nothing."""
+    if len(data.speedups) != len(pipeline.speedups) or len(data.speedups) < 3:
+        return ()
+    return tuple(ours / other for ours, other in zip(pipeline.speedups, data.speedups, strict=True))
+
+
+def faster_strategy(data: Speedups, pipeline: Speedups) -> Literal["data", "pipeline", ""]:
+    """Return which is faster, in every round and by more than the margin of a single run; "": they can't be told apart.
+
+    Three or more rounds are compared one by one, each relative to its own baseline; two by their ranges.
+    """
+    if data.speedup is None or pipeline.speedup is None:
+        return ""
+    ratios = round_ratios(data, pipeline) or (
+        min(pipeline.speedups) / max(data.speedups),
+        max(pipeline.speedups) / min(data.speedups),
+    )
+    middle = statistics.median(ratios) if len(ratios) > 2 else pipeline.speedup / data.speedup
+    if max(middle, 1 / middle) - 1 < data.margin:
+        return ""
+    return "pipeline" if min(ratios) > 1 else "data" if max(ratios) < 1 else ""
 
 
 def task_scale(

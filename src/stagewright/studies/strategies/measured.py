@@ -18,6 +18,7 @@ from stagewright.studies.framework.forecasts import ForecastCheck, check_forecas
 from stagewright.studies.framework.rounds import (
     SeedValues,
     Speedups,
+    baseline_variation,
     median_rate,
     read_rounds,
     read_trained,
@@ -246,12 +247,17 @@ def _corrected(row: MeasuredExperiment, check: ForecastCheck) -> MeasuredExperim
 def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
     recipe = options["recipes"][task]
     forecasts = results.get(f"forecast-{task}") or {}
+    experiments = list_experiments(options["workers"], options["microbatches"], options["cuts"])
+    rounds = options["rounds"]
+    all_runs = {one.name: read_rounds(results, f"speed-{task}-{one.name}", rounds) for one in experiments}
     measured = []
-    for experiment in list_experiments(options["workers"], options["microbatches"], options["cuts"]):
+    for experiment in experiments:
         trained = read_trained(results, options["seeds"], f"train-{task}-{experiment.name}-{{}}".format)
-        runs = read_rounds(results, f"speed-{task}-{experiment.name}", options["rounds"])
-        baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", options["rounds"])
+        runs = all_runs[experiment.name]
+        baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", rounds)
         forecast = forecasts.get(experiment.name)
+        same_baseline = (all_runs[one.name] for one in experiments if one.workers == experiment.workers)
+        margin = max(noise_margin(results), baseline_variation(same_baseline, baselines))
         if not trained and not runs and forecast is None:
             continue
         if runs:
@@ -270,7 +276,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 speedups=speedups,
                 forecast=forecast["speedup"] if forecast is not None else None,
                 is_measured=bool(runs),
-                margin=noise_margin(results),
+                margin=margin,
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
                 implausible=implausible,

@@ -20,6 +20,8 @@ class Recipe:
     """How a task is trained."""
 
     task: str
+    samples: str
+    """Name of the samples in the store."""
     model: str
     weights: str
     """Folder of the pretrained weights in the store."""
@@ -42,6 +44,7 @@ class Recipe:
 
 _MINILM = Recipe(
     task="rte",
+    samples="rte",
     model="bert-minilm",
     weights="minilm-l6",
     num_classes=2,
@@ -57,6 +60,7 @@ _MINILM = Recipe(
 RECIPES = {
     "cifar10": Recipe(
         task="cifar10",
+        samples="cifar10",
         model="mobilenet-v2",
         weights="mobilenet-v2",
         num_classes=10,
@@ -69,10 +73,14 @@ RECIPES = {
         client_cuts=("mobilenet_v2.conv_stem.first_conv", "dropout"),
         cuts=("mobilenet_v2.layer.0", "mobilenet_v2.layer.3", "mobilenet_v2.layer.9"),
     ),
-    "cola": replace(_MINILM, task="cola", metric="matthews", size=32, batch=64, epochs=6),
+    "cola": replace(_MINILM, task="cola", samples="cola", metric="matthews", size=32, batch=64, epochs=6),
     "rte": _MINILM,
+    "rte64": replace(_MINILM, task="rte64", batch=64),
+    "rte-long": replace(_MINILM, task="rte-long", batch=64, epochs=30, learning_rates=(2e-5, 5e-5)),
 }
 TASKS = tuple(RECIPES)
+SEARCH_ONLY = ("rte-long",)
+"""Whether a longer schedule helps: only evaluated on held-out training samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +115,29 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def all_cases(tasks: Sequence[str], codecs: Sequence[str], seeds: Sequence[int]) -> list[Case]:
-    """List the trainings by priority: learning rates, codecs on two workers, data parallel, four workers."""
-    return [*_search(tasks), *_two_workers(tasks, codecs, seeds), *_others(tasks, codecs, seeds)]
+    """List the trainings by priority: strategies and learning rates, then codecs on four and on two workers.
+
+    Tasks alternate, because some are bound by the GPU and the others by the host; workers of a group stay for the next
+    case, so cases with as many workers follow each other.
+    """
+    few = [codec for codec in codecs if codec in FEW_CODECS and codec != "none"]
+    others = [codec for codec in codecs if codec != "none"]
+    final = [task for task in tasks if task not in SEARCH_ONLY]
+    published = [task for task in final if task != "rte"]  # four workers: RTE with a batch of 64
+    has_none = "none" in codecs
+    groups = [
+        _trainings("pipeline", 2, "none", final, seeds) if has_none else (),
+        _trainings("data", 2, "none", [task for task in final if task != "rte64"], seeds) if has_none else (),
+        _search(final),
+        _trainings("data", 4, "none", published, seeds) if has_none else (),
+        _trainings("pipeline", 4, "none", published, seeds) if has_none else (),
+        _search([task for task in tasks if task in SEARCH_ONLY]),
+        *(_trainings("pipeline", 4, codec, ["cola", "cifar10"], seeds) for codec in few),
+        *(_trainings("pipeline", 2, codec, [task for task in final if task != "rte64"], seeds) for codec in others),
+        *(_trainings(strategy, 4, "none", ["rte"], seeds) for strategy in ("data", "pipeline") if has_none),
+        *(_trainings("pipeline", 4, codec, ["rte"], seeds) for codec in few),
+    ]
+    return [case for group in groups for case in group if case.task in tasks]
 
 
 def _search(tasks: Sequence[str]) -> Iterator[Case]:
@@ -127,20 +156,10 @@ def _search(tasks: Sequence[str]) -> Iterator[Case]:
                 )
 
 
-def _two_workers(tasks: Sequence[str], codecs: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:
+def _trainings(strategy: str, workers: int, codec: str, tasks: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:
     for seed in seeds:
-        for codec in codecs:
-            for task in tasks:  # tasks alternate: some are bound by the GPU, the others by the host
-                yield Case(task=task, strategy="pipeline", workers=2, codec=codec, seed=seed)
-
-
-def _others(tasks: Sequence[str], codecs: Sequence[str], seeds: Sequence[int]) -> Iterator[Case]:
-    few = [codec for codec in codecs if codec in FEW_CODECS]
-    for strategy, workers, chosen in (("data", 2, ["none"]), ("pipeline", 4, few), ("data", 4, ["none"])):
-        for codec in chosen:
-            for seed in seeds:
-                for task in tasks:
-                    yield Case(task=task, strategy=strategy, workers=workers, codec=codec, seed=seed)
+        for task in tasks:
+            yield Case(task=task, strategy=strategy, workers=workers, codec=codec, seed=seed)
 
 
 def best_rate(task: str, rows: Sequence[dict[str, Any]]) -> float | None:

@@ -53,7 +53,7 @@ class Split:
 
 def load_splits(store: Path, recipe: Recipe, device: torch.device) -> tuple[Split, Split]:
     """Read the training and the evaluation samples of a task."""
-    names = ("train", "test" if recipe.task == "cifar10" else "validation")
+    names = ("train", "test" if recipe.samples == "cifar10" else "validation")
     first, second = (_load(store, recipe, name, device) for name in names)
     return first, second
 
@@ -67,11 +67,11 @@ def hold_out(train: Split) -> tuple[Split, Split]:
 
 def _load(store: Path, recipe: Recipe, split: str, device: torch.device) -> Split:
     arrays: dict[str, Any]
-    if recipe.task == "cifar10":
+    if recipe.samples == "cifar10":
         images, labels = read_images(store, split)
         arrays, size = {"images": images}, recipe.size
     else:
-        arrays = read_text(store, recipe.task, split)
+        arrays = read_text(store, recipe.samples, split)
         labels, size = arrays.pop("labels"), 0
         arrays = {name: np.ascontiguousarray(values[:, : recipe.size]) for name, values in arrays.items()}
     inputs = {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}

@@ -56,8 +56,8 @@ def unpack(packed: Path, store: Path) -> None:
         list(pool.map(_unpack_file, files, [store] * len(files)))
 
 
-def tasks_in(store: Path) -> tuple[str, ...]:
-    """Return the tasks whose samples and weights are in a store."""
+def samples_in(store: Path) -> tuple[str, ...]:
+    """Return the names of the samples that are in a store with the weights of their model."""
     images = all(list(store.glob(f"cifar10-{split}-*.images.npy")) for split in ("train", "test"))
     has_text, has_weights = (store / "text.npz").exists(), {name: (store / name).is_dir() for name in _MODELS}
     return (

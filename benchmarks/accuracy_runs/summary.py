@@ -29,7 +29,8 @@ def _of_task(task: str, rows: Sequence[Row]) -> Iterator[Row]:
         for key, group in groups.items()
     }
     num_evaluated = max((row["num_evaluated"] for row in rows), default=None)
-    scale = accuracy_scale(task, RECIPES[task].metric, values.values(), num_evaluated)
+    samples = RECIPES[task].samples
+    scale = accuracy_scale(samples, RECIPES[task].metric, values.values(), num_evaluated)
     for key in sorted(groups, key=_order):
         strategy, workers, codec = key
         group, reference = groups[key], values.get((strategy, workers, "none"))
@@ -47,7 +48,9 @@ def _of_task(task: str, rows: Sequence[Row]) -> Iterator[Row]:
             "accuracy": statistics.fmean(row["accuracy"] for row in group),
             "chance": scale.chance,
             "has_learned": scale.has_learned(values[key]),
-            "verdict": scale.compare(values[key], reference, goal_points(task)) if has_verdict else None,
+            "verdict": scale.compare(values[key], reference, goal_points(samples))
+            if has_verdict
+            else None,
             "num_train": group[0]["num_train"],
             "num_evaluated": group[0]["num_evaluated"],
             "batch": group[0]["batch"],

@@ -68,7 +68,7 @@ def train(case: Case, settings: dict[str, Any], store: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     recipe = RECIPES[case.task]
     if settings["tiny"]:
-        recipe = replace(recipe, batch=8, size=32 if case.task == "cifar10" else 16)
+        recipe = replace(recipe, batch=8, size=32 if recipe.samples == "cifar10" else 16)
     plan = make_plan(case, recipe, settings["devices"])
     device = Device.parse(plan.devices[int(os.environ["RANK"])]).torch_device()
     if case.task not in _splits:
@@ -76,7 +76,7 @@ def train(case: Case, settings: dict[str, Any], store: Path) -> dict[str, Any]:
     training, evaluation = _splits[case.task]
     if case.is_search:
         training, evaluation = hold_out(training)
-    is_image = case.task == "cifar10"
+    is_image = recipe.samples == "cifar10"
     model = zoo.load(
         recipe.model,
         batch=2,
@@ -157,7 +157,7 @@ def _scores(confusion: Any, metric: str) -> dict[str, Any]:
 def _ratio(codec: str, recipe: Recipe) -> float:
     """Return sent bytes relative to float32 bytes, forward and backward, of the larger tensor that crosses."""
     side = recipe.size // 2
-    shape = (64, 32, side, side) if recipe.task == "cifar10" else (recipe.batch // 2, recipe.size, 384)
+    shape = (64, 32, side, side) if recipe.samples == "cifar10" else (recipe.batch // 2, recipe.size, 384)
     raw = 4 * math.prod(shape)
     ways = (codec.partition("/")[0], codec.rpartition("/")[2])
     sent = [raw if name == "none" else codecs.get(name).num_bytes(shape, torch.float32) for name in ways]

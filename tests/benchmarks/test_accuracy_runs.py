@@ -34,14 +34,32 @@ def test_smooth_images_need_fewer_bytes() -> None:
     assert len(compress(smooth)["streams"]) < smooth.size / 5
 
 
-def test_cases_are_unique_and_start_with_the_search_of_learning_rates() -> None:
+def test_cases_are_unique_and_strategies_come_before_codecs() -> None:
     cases = all_cases(["cifar10", "cola"], ["none", "block4"], [0, 1])
     assert len({case.key for case in cases}) == len(cases)
-    assert [case.is_search for case in cases] == sorted((case.is_search for case in cases), reverse=True)
     assert {case.task for case in cases if case.is_search} == {"cola"}  # CIFAR-10 has one learning rate
+    codecs = [case.codec != "none" for case in cases]
+    assert codecs == sorted(codecs)
     two = [case for case in cases if (case.strategy, case.workers, case.is_search) == ("pipeline", 2, False)]
     assert len(two) == 2 * 2 * 2
     assert all(case.codec == "none" for case in cases if case.strategy == "data")
+
+
+def test_every_strategy_of_the_published_table_has_a_case_for_each_seed() -> None:
+    cases = all_cases(list(RECIPES), ["none"], [0, 1, 2])
+    final = [(case.task, case.strategy, case.workers) for case in cases if not case.is_search]
+    for task, workers in (("cifar10", 2), ("cifar10", 4), ("rte", 2), ("rte64", 4)):
+        for strategy in ("pipeline", "data"):
+            assert final.count((task, strategy, workers)) == 3
+    assert final.count(("rte64", "pipeline", 2)) == 3
+    assert RECIPES["rte"].batch == 32
+    assert RECIPES["rte64"].batch == 64
+
+
+def test_a_longer_schedule_is_only_judged_on_held_out_samples() -> None:
+    cases = [case for case in all_cases(list(RECIPES), ["none", "block4"], [0, 1, 2]) if case.task == "rte-long"]
+    assert len(cases) == 4
+    assert all(case.is_search for case in cases)
 
 
 def row(case: Case, score: float | None, **values: Any) -> dict[str, Any]:

@@ -35,6 +35,11 @@ LOSSES: dict[str, str] = {
 LOSSES["smaller pieces"] = LOSSES["micro-batching overhead"]  # its name in results of earlier versions
 
 
+def explain_loss(name: str) -> str:
+    """Explain a part that is a loss, not a gain."""
+    return LOSSES[name].partition("; negative if")[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedupLoss:
     """One reason why a step is longer than serial / n."""

@@ -43,8 +43,9 @@ def draw_speedups(
     figure = new_figure(4.6 * max(1, len(panels)) + 0.6, 4.2)
     all_axes = figure.subplots(1, max(1, len(panels)), squeeze=False, sharey=True)[0]
     for axes, (mode, points) in zip(all_axes, panels.items(), strict=False):
-        counts = sorted({point.num_stages for point in points} | {1})
-        axes.plot(counts, counts, color=MUTED, linewidth=1, linestyle=DASHES, label="n", zorder=2)
+        is_compared = mode == "inference" and bool(published)
+        counts = sorted({point.num_stages for point in points} | {1} | (set(published) if is_compared else set()))
+        axes.plot(counts, counts, color=MUTED, linewidth=1, linestyle=DASHES, label="ideal: n stages, n ×", zorder=2)
         policies = list(dict.fromkeys(point.policy for point in points))
         for index, policy in enumerate(policies):
             color, shift = stage_color(index), _OFFSET * (index - (len(policies) - 1) / 2)
@@ -63,7 +64,7 @@ def draw_speedups(
                     zorder=4,
                 )
                 is_named = True
-        if mode == "inference" and published:
+        if is_compared:
             axes.plot(
                 list(published),
                 list(published.values()),
@@ -77,9 +78,12 @@ def draw_speedups(
         axes.set_title(mode, loc="left", color=INK, fontsize=10)
         axes.set_xlabel("stages", color=INK)
         axes.set_xticks(counts)
+        axes.set_xlim(0.7, max([2, *counts]) + 0.3)
         axes.set_ylim(bottom=0)
         draw_grid(axes, "y")
         axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-    all_axes[0].set_ylabel("speed-up over the baseline (rings: forecast)", color=INK)
+    has_forecasts = any(not point.is_measured for points in panels.values() for point in points)
+    rings = " (rings: forecast)" if has_forecasts else ""
+    all_axes[0].set_ylabel(f"speed-up over one device{rings}", color=INK)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     return write_figure(figure, path)

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from stagewright.report.figures.file import write_figure
 from stagewright.report.figures.style import DASHES, draw_grid, new_figure, write_at
 from stagewright.report.palette import INK, MUTED, stage_color
 
+_ONE: dict[str, Any] = {"color": MUTED, "linewidth": 1, "linestyle": DASHES}
 _COLORS = {"data": stage_color(1), "pipeline": stage_color(0)}
 
 
@@ -50,18 +53,21 @@ def draw_strategies(panels: Mapping[str, Sequence[StrategyBar]], path: str | Pat
                 axes.barh(row, length, 0.7, color="white", edgecolor=color, hatch="///", zorder=3)
             text = "–" if bar.speedup is None else f"{bar.speedup:.2f} ×"
             text += f"   {bar.accuracy} %" if bar.accuracy != "–" else ""
-            write_at(axes, text, (length, row), (5, 0), va="center", fontsize=8.5)
-        axes.axvline(1, color=MUTED, linewidth=1, linestyle=DASHES, zorder=4)
+            frame = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # over the line of one device
+            write_at(axes, text, (length, row), (5, 0), va="center", fontsize=8.5, bbox=frame)
+        axes.axvline(1, **_ONE, zorder=2)
         axes.set_yticks(range(len(bars)), [bar.label for bar in bars], fontsize=8.5, color=INK)
         axes.invert_yaxis()
         axes.set_xlim(0, 1.65 * max([1.0, *(bar.speedup or 0.0 for bar in bars)]))
-        axes.set_xlabel("speed-up over the baseline; accuracy", color=INK)
+        axes.set_xlabel("speed-up over one device (and accuracy, ± standard deviation)", color=INK)
         axes.set_title(name, loc="left", color=INK, fontsize=10)
         draw_grid(axes, "x")
-    keys = [
-        Patch(facecolor=MUTED, label="measured"),
-        Patch(facecolor="white", edgecolor=MUTED, hatch="///", label="forecast"),
-    ]
-    figure.legend(handles=keys, loc="outside lower right", ncols=2, frameon=False, fontsize=8.5)
+    kinds = {bar.is_measured for bars in panels.values() for bar in bars}
+    patches = {
+        True: Patch(facecolor=MUTED, label="measured"),
+        False: Patch(facecolor="white", edgecolor=MUTED, hatch="///", label="forecast"),
+    }
+    keys = [*(patches[kind] for kind in (True, False) if kind in kinds), Line2D([], [], **_ONE, label="one device")]
+    figure.legend(handles=keys, loc="outside lower right", ncols=len(keys), frameon=False, fontsize=8.5)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
     return write_figure(figure, path)

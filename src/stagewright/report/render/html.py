@@ -7,12 +7,13 @@ SVG drawings, and JSON written by `script_json`.
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from stagewright.report.palette import color, color_names
 
@@ -41,6 +42,24 @@ def script_json(data: object) -> Markup:
     return Markup(text)
 
 
+_COMMAND = re.compile(
+    r"stagewright(?: [a-z]+\b)+(?: --[a-z][a-z-]*(?: (?!-)[\w,.:+/]*\w)?)*"  # with its options
+    r"|(?<![\w-])--[a-z][a-z-]*"  # an option alone
+)
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|×|[KMGT]i?B|B|GB|ms|µs|s|[MG]b/s)(?![\w]))| (?=± )|(?<=±) ")
+_NO_BREAK = "\u00a0"
+
+
+def sentence_html(text: str) -> Markup:
+    """Write a sentence: commands as code, and no line break between a number and its unit or inside of an option."""
+    parts, end = [], 0
+    for match in _COMMAND.finditer(text):
+        words = [f'<span class="word">{escape(word)}</span>' for word in match[0].split(" ")]
+        parts += [escape(_UNIT.sub(_NO_BREAK, text[end : match.start()])), Markup(f"<code>{' '.join(words)}</code>")]
+        end = match.end()
+    return Markup("").join([*parts, escape(_UNIT.sub(_NO_BREAK, clean_text(text[end:])))])
+
+
 def color_variables(*, dark: bool = False) -> Markup:
     """Write the palette as CSS variables."""
     return Markup(" ".join(f"--{name}: {color(name, dark=dark)};" for name in color_names()))
@@ -54,7 +73,7 @@ def clean_text(text: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("stagewright.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -63,3 +82,5 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else clean_text(str(value)),
     )
+    environment.filters["sentence"] = sentence_html
+    return environment

@@ -8,9 +8,13 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.codecs.measured import (
     BITS,
+    GOAL_RATIO,
     Codecs,
     MeasuredCodec,
+    collapse_verdict,
     goal_points,
+    kept_accuracy,
+    may_collapse,
     part_name,
     shown_points,
     task_scale,
@@ -37,10 +41,7 @@ EVIDENCE: Mapping[str, tuple[str, ...]] = {
     QUESTIONS[6]: ("Error and time",),
 }
 """Beginnings of the titles and names of the tables and figures behind each answer."""
-GOAL_RATIO = 0.15
-"""Of fp32 bytes."""
-_COLLAPSE = 0.5  # share of the accuracy above chance that a collapse loses at least
-_FEW = 0.28  # codecs with at most this share of the fp32 bytes may collapse: 8 bits and fewer
+_COLLAPSE_WORDS = {"yes": "collapse", "no": "do not", "unclear": "inconclusive"}
 
 
 def answers(results: Results, options: Mapping[str, Any], codecs: Codecs) -> tuple[Answer, ...]:
@@ -187,14 +188,12 @@ def _collapse(results: Results, options: Mapping[str, Any], codecs: Codecs) -> I
         if reason:
             yield f"{recipe.shown_data}: inconclusive: {reason}."
             continue
-        learned = reference.mean - scale.chance
         texts: dict[str, list[str]] = {}
         for codec in measured:
-            if codec.mean is None or codec is reference or codec.ratio > _FEW or not codec.raw_bytes:
+            if codec is reference or not may_collapse(codec):
                 continue
-            difference = scale.difference(codec, reference)
-            kept, half = 1 + difference.points / learned, difference.half_width / learned
-            verdict = "collapse" if kept + half < _COLLAPSE else "do not" if kept - half > _COLLAPSE else "inconclusive"
+            kept, _ = kept_accuracy(scale, codec, reference)
+            verdict = _COLLAPSE_WORDS[collapse_verdict(scale, codec, reference)]
             name = f"{codec.codec} ({BITS[codec.codec]} bits)" if codec.codec in BITS else codec.codec
             texts.setdefault(verdict, []).append(f"{name} keeps {percent(max(0.0, kept))}")
         if not texts:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.rounds import SeedValues, read_trained
@@ -17,6 +17,11 @@ from stagewright.studies.parts.measurements import noise_margin
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 """Bits per value, by which the published study names these."""
+
+GOAL_RATIO = 0.15
+"""Of fp32 bytes."""
+_COLLAPSE = 0.5  # share of the accuracy above chance that a collapse loses at least
+_FEW = 0.28  # codecs with at most this share of the fp32 bytes may collapse: 8 bits and fewer
 
 PUBLISHED: Mapping[str, Mapping[str, str]] = {
     "cifar10": {"sort12+4": "96.0 ± 0.13", "sort9+3": "95.9 ± 0.14", "sort6+2": "95.7 ± 0.03", "sort3+1": "87.1"},
@@ -82,6 +87,26 @@ Codecs: TypeAlias = Mapping[str, Sequence[MeasuredCodec]]
 def without_codec(measured: Sequence[MeasuredCodec]) -> MeasuredCodec | None:
     """Return the training without a codec, to which the others are compared; None where it is missing."""
     return next((codec for codec in measured if codec.codec == "none" and codec.mean is not None), None)
+
+
+def may_collapse(codec: MeasuredCodec) -> bool:
+    """Whether a codec was trained with so few bits that it may collapse."""
+    return codec.mean is not None and bool(codec.raw_bytes) and codec.ratio <= _FEW
+
+
+def kept_accuracy(scale: AccuracyScale, codec: MeasuredCodec, reference: MeasuredCodec) -> tuple[float, float]:
+    """Return the share of the accuracy above guessing that a codec keeps, and half of its interval."""
+    assert reference.mean is not None
+    learned, difference = reference.mean - scale.chance, scale.difference(codec, reference)
+    return 1 + difference.points / learned, difference.half_width / learned
+
+
+def collapse_verdict(
+    scale: AccuracyScale, codec: MeasuredCodec, reference: MeasuredCodec
+) -> Literal["yes", "no", "unclear"]:
+    """Say whether less than half of the accuracy above guessing is left."""
+    kept, half = kept_accuracy(scale, codec, reference)
+    return "yes" if kept + half < _COLLAPSE else "no" if kept - half > _COLLAPSE else "unclear"
 
 
 def goal_points(task: str) -> float:

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from stagewright.studies.codecs.answers import EVIDENCE, GOAL_RATIO, QUESTIONS, answers
+from stagewright.studies.codecs.answers import EVIDENCE, QUESTIONS, answers
 from stagewright.studies.codecs.measured import measured_codecs, part_name
 from stagewright.studies.codecs.options import Options
 from stagewright.studies.codecs.summary import summarize
@@ -47,7 +47,7 @@ def conclude(options: Mapping[str, Any], results: Results) -> Findings:
     codecs = {task: measured_codecs(results, options, task) for task in options["tasks"]}
     shown, drawn = tables(results, options, codecs), figures(options, codecs)
     return Findings(
-        summary=summarize(results, options, codecs, goal_ratio=GOAL_RATIO),
+        summary=summarize(results, options, codecs),
         tables=shown,
         answers=with_evidence(answers(results, options, codecs), EVIDENCE, shown, drawn),
         figures=drawn,

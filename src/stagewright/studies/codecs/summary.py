@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stagewright.studies.codecs.measured import Codecs, MeasuredCodec, goal_points, task_scale, without_codec
+from stagewright.studies.codecs.measured import (
+    GOAL_RATIO,
+    Codecs,
+    MeasuredCodec,
+    goal_points,
+    task_scale,
+    without_codec,
+)
 from stagewright.studies.codecs.tables import shown_rate
 from stagewright.studies.framework.phrases import joined, percent
 from stagewright.studies.framework.study import Results, Summary
 
 
-def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs, *, goal_ratio: float) -> Summary:
+def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs) -> Summary:
     compressing = [
         codec for measured in codecs.values() for codec in measured if codec.raw_bytes and codec.codec != "none"
     ]
     if not compressing:
         return Summary(
             measured="No codec was measured.",
-            ideal=f"{percent(goal_ratio)} of the bytes without losing accuracy.",
+            ideal=f"{percent(GOAL_RATIO)} of the bytes without losing accuracy.",
             why="Unknown: nothing was measured.",
             advice="See which parts failed, and run the same command again.",
         )
@@ -26,7 +33,7 @@ def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs, *, g
     return Summary(
         measured=f"{smallest.codec} sends the fewest bytes, {percent(smallest.ratio)} of fp32. "
         + " ".join(_accuracy(results, options, task, measured) for task, measured in codecs.items()),
-        ideal=f"{percent(goal_ratio)} of the bytes within {_limits(codecs)} of the accuracy without a codec, and a "
+        ideal=f"{percent(GOAL_RATIO)} of the bytes within {_limits(codecs)} of the accuracy without a codec, and a "
         "time to encode and decode that is less than the link saves.",
         why=_why(codecs),
         advice=_advice(codecs),

@@ -47,6 +47,11 @@ class ForecastCheck:
             return "withheld"
         return "corrected" if all(abs(ratio / middle - 1) <= TRUSTED for ratio in self.ratios) else "withheld"
 
+    @property
+    def error(self) -> float:
+        """How far off the forecasts of the measured cases were: a change that is forecast to gain less is not known."""
+        return max((abs(1 / ratio - 1) for ratio in self.ratios), default=0.0)
+
     def corrected(self, forecast: float) -> float | None:
         """Return the forecast, corrected where the measured cases are all off alike; None: withheld."""
         verdict = self.verdict
@@ -63,7 +68,8 @@ class ForecastCheck:
             return "No forecast was checked by a run, so they are unverified."
         errors = sorted(1 / ratio - 1 for ratio in self.ratios)
         low, high = (_signed_percent(error) for error in (errors[0], errors[-1]))
-        head = f"On the {len(errors)} measured case{'s' if len(errors) > 1 else ''} the forecast speed-up was off by "
+        cases = f"On the {len(errors)} measured cases" if len(errors) > 1 else "Where it was measured,"
+        head = f"{cases} the forecast speed-up was off by "
         head += low if low == high else f"{low} to {high}"
         if self.verdict == "trusted":
             return f"{head}."

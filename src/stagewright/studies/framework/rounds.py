@@ -170,6 +170,17 @@ def speedups_by_round(
     return tuple(ratio for ratio in ratios if ratio <= most), tuple(ratio for ratio in ratios if ratio > most)
 
 
+def baseline_variation(runs: Iterable[Mapping[int, RunResult]], baselines: Mapping[int, RunResult]) -> float:
+    """By how much a baseline changed that was repeated in its round: two speed-ups of that round may differ so too."""
+    rates = {number: [baseline.samples_per_s] for number, baseline in baselines.items()}
+    for by_round in runs:
+        for number, run in by_round.items():
+            repeated_rate = run.extra.get("baseline_samples_per_s")
+            if repeated_rate and number in rates:
+                rates[number].append(float(repeated_rate))
+    return max((rate_ratio(of_round) - 1 for of_round in rates.values() if min(of_round)), default=0.0)
+
+
 def choose_baseline(results: Mapping[str, Any], parts: Iterable[str], rounds: int) -> str | None:
     """Return which of several single-device parts is the baseline: the fastest, by its median over rounds."""
     runs = {part: read_rounds(results, part, rounds) for part in parts}

@@ -8,10 +8,15 @@ from typing import Any
 from stagewright.table import Column, Table
 
 
+_NOTHING = ("", "–")
+
+
 def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
-    """Build a table with one note below it."""
+    """Build a table with one note below it; a column without any value is left out."""
+    kept = [index for index in range(len(columns)) if not rows or any(row[index] not in _NOTHING for row in rows)]
+    columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
     numeric = [
-        bool(rows) and all(row[index].lstrip("±−+ ")[:1].isdigit() or row[index] in ("", "–") for row in rows)
+        bool(rows) and all(row[index].lstrip("±−+ ")[:1].isdigit() or row[index] in _NOTHING for row in rows)
         for index in range(len(columns))
     ]
     return Table(

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from stagewright.studies.framework.rounds import Speedups, choose_baseline, median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.rounds import (
+    Speedups,
+    baseline_variation,
+    choose_baseline,
+    median_rate,
+    read_rounds,
+    speedups_by_round,
+)
 from stagewright.studies.parts.measurements import noise_margin
 from stagewright.trace.ideal import IdealStep, check_ideal
 
@@ -97,11 +104,14 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
     """List every variant that was run, by name."""
     rounds = options["rounds"]
     baselines = read_rounds(results, f"run-{baseline_variant(results, options)}", rounds)
+    names = [f"{strategy}{more}" for strategy in STRATEGIES for more in ("", "+recompute")]
+    all_runs = {name: read_rounds(results, f"run-{name}", rounds) for name in names}
+    margin = max(noise_margin(results), baseline_variation(all_runs.values(), baselines))
     measured = {}
     for strategy in STRATEGIES:
         for recompute in (False, True):
             variant = f"{strategy}+recompute" if recompute else strategy
-            runs = read_rounds(results, f"run-{variant}", rounds)
+            runs = all_runs[variant]
             if not runs:
                 continue
             first = runs[min(runs)]
@@ -116,7 +126,7 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
                 peak_bytes=peaks,
                 memory=asdict(first.memory[peaks.index(max(peaks))]),
                 sent_bytes=first.sent_bytes,
-                margin=noise_margin(results),
+                margin=margin,
                 equal=all(run.equal for run in runs.values()),
             )
     return measured

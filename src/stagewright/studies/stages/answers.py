@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.simulator.what_if import LOSSES
+from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.forecasts import ForecastCheck
 from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
@@ -15,10 +15,12 @@ from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
     Runs,
+    equal_sizes,
     forecast_check,
     forecast_speedup,
     forecasts_of,
     groups_of,
+    known_change,
 )
 
 QUESTIONS = (
@@ -47,7 +49,7 @@ def answers(
         (*_best_contrast(contrast), *_best(results, options, runs, contrast)),
         _losses(results, options, runs),
         _traces(results, options, runs),
-        _improvements(results, options),
+        _improvements(results, options, runs),
     )
     return answer_all(QUESTIONS, replies)
 
@@ -58,49 +60,53 @@ def _cuts(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         if saved is None:
             yield f"{mode.capitalize()}: unknown, since the model was not profiled."
             continue
-        alike: dict[tuple[str, ...], dict[int, list[str]]] = {}
+        alike: dict[tuple[str, ...], dict[int, list[Mapping[str, Any]]]] = {}
         for count in options["stages"]:
             groups = groups_of(saved["splits"][str(count)])
-            balances = [f"{split['balance']:.2f}" for _, split in groups]
             if groups:
-                alike.setdefault(tuple(names for names, _ in groups), {})[count] = balances
+                alike.setdefault(tuple(names for names, _ in groups), {})[count] = [split for _, split in groups]
             yield from (
                 f"{mode.capitalize()}: {policy} can't split the model into {count} stages: {split['error']}."
                 for policy, split in saved["splits"][str(count)].items()
                 if "error" in split
             )
-        for names, balances_of in alike.items():
-            columns = zip(*balances_of.values(), strict=True)
-            parts = (f"{name}, balance {joined(column)}" for name, column in zip(names, columns, strict=True))
-            yield f"{mode.capitalize()}, {joined(map(str, balances_of))} stages: {'; '.join(parts)}."
+        for names, splits_of in alike.items():
+            columns = zip(*splits_of.values(), strict=True)
+            groups_text = "; ".join(_group_text(name, column) for name, column in zip(names, columns, strict=True))
+            yield f"{mode.capitalize()}, {joined(map(str, splits_of))} stages: {groups_text}."
+    equal = equal_sizes(results, options)
+    if equal:
+        yield f"Balance: the mean time of the stages ÷ that of the slowest, 1 is ideal. {equal}"
+
+
+def _group_text(names: str, splits: Sequence[Mapping[str, Any]]) -> str:
+    """Write where policies cut, for two stages, and how balanced the stages are."""
+    verb = "cuts" if len(names.split(", ")) == 1 else "cut"
+    where = f" after {splits[0]['cut_names'][0]}" if len(splits) == 1 and len(splits[0]["cut_names"]) == 1 else " alike"
+    where = "" if verb == "cuts" and where == " alike" else f" {verb}{where}"
+    balances = joined(f"{split['balance']:.2f}" for split in splits)
+    return f"{joined(names.split(', '))}{where}, balance {balances}"
 
 
 def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterator[str]:
     for mode in options["modes"]:
         check = forecast_check(results, options, mode, runs[mode])
-        is_checked = False
-        for count in options["stages"]:
-            measured = [run for run in runs[mode] if run.num_stages == count]
-            # Before the first forecast comes its error on the cases that were run.
-            if not measured and not is_checked and forecasts_of(results, mode, count):
-                yield f"{mode.capitalize()}: {check.sentence}"
-                is_checked = True
-            yield _speedup(results, options, mode, count, measured, check)
+        measured = {run.num_stages for run in runs[mode]}
+        others = [count for count in options["stages"] if count not in measured]
+        yield from (
+            _speedup(options, mode, count, [run for run in runs[mode] if run.num_stages == count])
+            for count in options["stages"]
+            if count in measured
+        )
+        # Before the first forecast comes its error on the cases that were run.
+        if any(forecasts_of(results, mode, count) for count in others):
+            yield f"{mode.capitalize()}: {check.sentence}"
+        yield from _not_run(results, options, mode, others, check)
 
 
-def _speedup(
-    results: Results,
-    options: Mapping[str, Any],
-    mode: str,
-    count: int,
-    runs: Sequence[MeasuredRun],
-    check: ForecastCheck,
-) -> str:
-    """The speed-up with one number of stages: measured, forecast or unknown."""
+def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[MeasuredRun]) -> str:
+    """The measured speed-up with one number of stages, or why there is none."""
     head = f"{mode.capitalize()} with {count} stages"
-    published = ""
-    if mode == "inference" and count in PUBLISHED:
-        published = f" Published for another model on 4 machines: {times(PUBLISHED[count])}."
     best = max((run for run in runs if run.speedup is not None), key=lambda run: run.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:
         rounds = f" ({spread(best.speedups)} over {len(best.speedups)} rounds)" if len(best.speedups) > 1 else ""
@@ -114,7 +120,7 @@ def _speedup(
         )
         return (
             f"{head}: measured {times(best.speedup)}{rounds}, {share}, at {best.samples_per_s:.1f} samples/s, cut by "
-            f"{best.policies}.{sharing}{published}"
+            f"{best.policies}.{sharing}{_published(mode, (count,))}"
         )
     left_out = [ratio for run in runs for ratio in run.implausible]
     if left_out:
@@ -123,19 +129,47 @@ def _speedup(
             f"than {min(count, len(set(options['devices'])))} devices can reach: the baseline was disturbed; run the "
             "study again on a quiet machine (--restart)."
         )
-    if runs:
-        return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
-    forecasts = forecasts_of(results, mode, count)
-    if not forecasts:
-        return f"{head}: unknown."
-    names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
-    speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
-    machine = "on the given cluster" if options["cluster"] else f"with {count} devices like these"
+    return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
+
+
+def _published(mode: str, counts: Sequence[int]) -> str:
+    """Quote the published speed-ups with these numbers of stages."""
+    known = [count for count in counts if mode == "inference" and count in PUBLISHED]
+    if not known:
+        return ""
+    texts = joined(times(PUBLISHED[count]) + (f" with {count}" if len(counts) > 1 else "") for count in known)
+    return f" Published for another model on 4 machines: {texts}."
+
+
+def _not_run(
+    results: Results, options: Mapping[str, Any], mode: str, counts: Sequence[int], check: ForecastCheck
+) -> Iterator[str]:
+    """Forecast the numbers of stages for which there are too few devices; one sentence for those without forecast."""
+    machine = "on the given cluster" if options["cluster"] else "with a device like these for each stage"
     reason = f"not run, for there are only {counted(len(options['devices']), 'device')} (--oversubscribe runs it)"
-    if speedup is None:
-        return f"{head}: {reason}; its forecast is withheld.{published}"
-    kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
-    return f"{head}: {reason}. {kind} {machine}: {times(speedup)}, cut by {names}.{published}"
+    withheld, unknown = [], []
+    for count in counts:
+        forecasts = forecasts_of(results, mode, count)
+        if not forecasts:
+            unknown.append(count)
+            continue
+        names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
+        speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
+        if speedup is None:
+            withheld.append(count)
+            continue
+        kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
+        yield (
+            f"{mode.capitalize()} with {count} stages: {reason}. {kind} {machine}: {times(speedup)}, cut by {names}."
+            f"{_published(mode, (count,))}"
+        )
+    if withheld:
+        yield (
+            f"{mode.capitalize()} with {joined(map(str, withheld))} stages: {reason}; the forecast is withheld."
+            f"{_published(mode, withheld)}"
+        )
+    if unknown:
+        yield f"{mode.capitalize()} with {joined(map(str, unknown))} stages: unknown.{_published(mode, unknown)}"
 
 
 def _best_contrast(contrast: Contrast | None) -> Iterator[str]:
@@ -198,16 +232,19 @@ def _best_measured(head: str, runs: Sequence[MeasuredRun], splits: Mapping[str, 
         close = [run.policies for run in ordered[1:] if not best.differs_from(run)]
         within = f" (within the variation between runs: {joined(close)})" if close else ""
         verdict = f"{rates}. The best policy is {best.policies}{within}."
+    is_different = best.differs_from(worst)
     fast, slow = splits[best.policy], splits[worst.policy]
     relative = slow["bottleneck_s"] / fast["bottleneck_s"]
-    reason = (
-        f"The bottleneck stage limits the throughput: per micro-batch it takes {format_s(fast['bottleneck_s'])} with "
-        f"{best.policies} (balance {fast['balance']:.2f}) and {format_s(slow['bottleneck_s'])} with {worst.policies} "
-        f"(balance {slow['balance']:.2f}), {change(relative, 1)}. Measured steps with {worst.policies} take "
-        f"{change((best.speedup or 1.0) / (worst.speedup or 1.0), 1)} time."
+    profile = (
+        f"The bottleneck stage limits the throughput: by the profile, it takes {format_s(fast['bottleneck_s'])} per "
+        f"micro-batch with {best.policies} (balance {fast['balance']:.2f}) and {format_s(slow['bottleneck_s'])} with "
+        f"{worst.policies} (balance {slow['balance']:.2f}), {change(relative, 1)}."
     )
-    sentences = [f"{head}: {verdict}", reason]
-    if relative < 0.98:
+    sentences = [f"{head}: {verdict}", profile]
+    if is_different:
+        slowdown = change((best.speedup or 1.0) / (worst.speedup or 1.0), 1)
+        sentences[-1] += f" Measured steps with {worst.policies} take {slowdown} time."
+    if is_different and relative < 0.98:
         sentences.append(
             f"By its bottleneck stage {worst.policies} should be faster: the measured difference has another cause "
             f"(per step they send {format_bytes(best.sent_bytes)} and {format_bytes(worst.sent_bytes)}), or is noise."
@@ -291,7 +328,7 @@ def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterato
             + (f", minus {gained}." if gained else ".")
         )
         if losses:
-            yield f"The largest loss is {losses[0]['name']}: {LOSSES[losses[0]['name']]}."
+            yield f"The largest loss is {losses[0]['name']}: {explain_loss(losses[0]['name'])}."
 
 
 _FASTER_MICROBATCHES = "micro-batches ran faster than their share of the whole batch on one device"
@@ -337,13 +374,16 @@ def _breakdown(share: Mapping[str, Any]) -> str:
     return ", ".join(f"{_CATEGORIES[name]} {percent(part)}" for name, part in shares.items() if part >= 0.005)
 
 
-def _improvements(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
+def _improvements(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:
     sentences = []
     for mode in options["modes"]:
         why = results.get(f"why-{mode}")
         if why is None:
             continue
-        best = why["change"]
+        best, open_reason = known_change(results, options, mode, runs[mode])
+        if open_reason:
+            sentences.append(f"{mode.capitalize()}: inconclusive: {open_reason}.")
+            continue
         tested = "other cuts, micro-batches, schedules and data parallel"
         sentences.append(
             f"{mode.capitalize()}: of the changes that were forecast ({tested}), none gains 1 % or more."

@@ -16,7 +16,7 @@ from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Part, PartContext, Results
 from stagewright.studies.framework.tables import study_table
-from stagewright.studies.stages.measured import MeasuredRun, baseline_rate, measured_runs
+from stagewright.studies.stages.measured import MeasuredRun, baseline_rate, measured_runs, repeated_baselines
 from stagewright.table import Table
 
 _PREFIX = "contrast-"
@@ -111,7 +111,7 @@ def contrast_table(contrast: Contrast) -> Table:
         ("policy", "cut after", *_SHARES, "bottleneck stage", "sent", "samples/s", "speed-up", "range"),
         rows,
         "Parameters, MACs, units, time: the share of the first stage; an ideal cut has half of the time. Bottleneck "
-        f"stage and sent: for one micro-batch. Speed-up: {over}.",
+        f"stage and sent: for one micro-batch. Speed-up: {over}. {repeated_baselines(contrast.runs)}".rstrip(),
     )
 
 
@@ -123,7 +123,7 @@ def first_stage(split: Mapping[str, Any]) -> dict[str, float]:
 
 
 def explain_shares(contrast: Contrast) -> str:
-    """Say what each policy divides equally, and what it makes of the time."""
+    """Say what each policy divides equally, and what it makes of the time, by the profile."""
     texts = []
     for run in contrast.ordered:
         share = first_stage(contrast.splits[run.policy])
@@ -136,7 +136,7 @@ def explain_shares(contrast: Contrast) -> str:
     if not texts:
         return ""
     return (
-        f"Why: {'; '.join(texts)}. Parameters, MACs and blocks are not time: an early unit with wide activations reads "
+        f"By the profile {'; '.join(texts)}. Parameters, MACs and blocks are not time: an early unit with wide activations reads "
         "and writes more memory for each MAC, and has few parameters."
     )
 

@@ -11,12 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
-from stagewright.studies.framework.rounds import Speedups, median_rate, read_rounds, speedups_by_round
+from stagewright.studies.framework.phrases import percent
+from stagewright.studies.framework.rounds import (
+    Speedups,
+    baseline_variation,
+    median_rate,
+    read_rounds,
+    speedups_by_round,
+)
 from stagewright.studies.framework.study import Results
 from stagewright.studies.parts.measurements import noise_margin, why_busy
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
+
+
+_AS_BALANCED = 0.9
+"""Balance relative to that of cuts by time from which a policy counts as good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +47,8 @@ class MeasuredRun(Speedups):
     """Bytes sent per step over all cuts."""
     run: str
     """The run folder of the last round; the newest baseline next to it is of the same round."""
+    own_baselines: tuple[float, ...] = ()
+    """Samples/s of baselines that were repeated with it, instead of those of the rounds."""
 
     @property
     def policies(self) -> str:
@@ -59,10 +72,16 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
     """List every split that was run, in the order of stages and policies."""
     rounds = options["rounds"]
     baselines = read_rounds(results, f"run-{mode}-serial", rounds)
+    all_runs = {
+        (count, policy): read_rounds(results, f"run-{mode}-{count}-{policy}", rounds)
+        for count in options["stages"]
+        for policy in options["policies"]
+    }
+    margin = max(noise_margin(results), baseline_variation(all_runs.values(), baselines))
     measured = []
     for count in options["stages"]:
         for policy in options["policies"]:
-            runs = read_rounds(results, f"run-{mode}-{count}-{policy}", rounds)
+            runs = all_runs[count, policy]
             if not runs:
                 continue
             also = tuple(
@@ -87,8 +106,13 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
                     equal=all(run.equal for run in runs.values()),
                     shared=bool(first.extra.get("shared")),
                     sent_bytes=sum(first.link_bytes.values()),
-                    margin=noise_margin(results),
+                    margin=margin,
                     run=str(last.run),
+                    own_baselines=tuple(
+                        float(run.extra["baseline_samples_per_s"])
+                        for run in runs.values()
+                        if run.extra.get("baseline_samples_per_s")
+                    ),
                 )
             )
     return measured
@@ -123,6 +147,63 @@ def forecasts_of(results: Mapping[str, Any], mode: str, count: int) -> list[tupl
         (names, forecasts[str(count)][split["policy"]]) for names, split in groups_of(saved["splits"][str(count)])
     ]
     return [(names, forecast) for names, forecast in groups if "speedup" in forecast]
+
+
+def known_change(
+    results: Mapping[str, Any], options: Mapping[str, Any], mode: str, runs: Sequence[MeasuredRun]
+) -> tuple[Mapping[str, Any] | None, str]:
+    """Return the change that is forecast to gain the most, or why that can't be told.
+
+    A gain that is smaller than the error of the forecasts of measured cases may be none.
+    """
+    change = (results.get(f"why-{mode}") or {}).get("change")
+    if change is None:
+        return None, ""
+    check = forecast_check(results, options, mode, runs)
+    gain = percent(change["gain"])
+    if check.verdict == "withheld":
+        because = f", since {reason}" if (reason := why_busy(results)) else ""
+        return None, f"forecasts are withheld{because}, so none says which change would help"
+    if check.error > change["gain"]:
+        return None, (
+            f"the best change ({change['what']}) is forecast to gain {gain}, but forecasts were off by up to "
+            f"{percent(check.error)} here"
+        )
+    return change, ""
+
+
+def equal_sizes(results: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Judge the policy of equal sizes (parameters) by the balance of its stages; "" without it or one to compare."""
+    policy = next((name for name in ("time", "optimal") if name in options["policies"]), None)
+    if policy is None or "parameters" not in options["policies"]:
+        return ""
+    pairs = [
+        (splits["parameters"]["balance"], splits[policy]["balance"])
+        for mode in options["modes"]
+        if (saved := results.get(f"profile-{mode}")) is not None
+        for splits in saved["splits"].values()
+        if "error" not in splits["parameters"] and "error" not in splits[policy]
+    ]
+    if not pairs:
+        return ""
+    equal, best = min(pairs, key=lambda pair: pair[0] / pair[1])
+    if equal / best >= _AS_BALANCED:
+        return f"Equal numbers of parameters are a good policy here: balanced as well as cuts by {policy}."
+    return (
+        f"Equal numbers of parameters are not always a good policy: the balance falls to {equal:.2f}, where cuts by "
+        f"{policy} reach {best:.2f}."
+    )
+
+
+def repeated_baselines(runs: Sequence[MeasuredRun]) -> str:
+    """Say which runs are compared with a baseline of their own; "" if none is."""
+    texts = [
+        f"{run.policies}, {run.num_stages} stages: over {', '.join(f'{rate:.1f}' for rate in run.own_baselines)} "
+        "samples/s of one device, measured again with it."
+        for run in runs
+        if run.own_baselines
+    ]
+    return " ".join(texts)
 
 
 def baseline_rate(results: Mapping[str, Any], options: Mapping[str, Any], mode: str) -> float | None:

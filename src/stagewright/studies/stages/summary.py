@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stagewright.simulator.what_if import LOSSES
+from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.parts.measurements import why_busy
 from stagewright.studies.stages.contrast import Contrast, contrast_summary
-from stagewright.studies.stages.measured import MeasuredRun, Runs, bound_speedup
+from stagewright.studies.stages.measured import (
+    MeasuredRun,
+    Runs,
+    bound_speedup,
+    equal_sizes,
+    forecast_check,
+    forecast_speedup,
+    forecasts_of,
+    known_change,
+)
 
 
 def summarize(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Contrast | None = None) -> Summary:
@@ -32,10 +41,11 @@ def summarize(results: Results, options: Mapping[str, Any], runs: Runs, contrast
     disturbed = f" Inconclusive for {joined(unknown)}, whose runs were disturbed." if unknown else ""
     policies, advice = contrast_summary(contrast)
     return Summary(
-        measured=f"{options['model']}: {speedups} over one device.{disturbed}{policies}",
+        measured=f"{options['model']}: {speedups} over one device.{_more_stages(results, options, runs)}{disturbed}"
+        f"{policies}",
         ideal=_ideal(results, options, best),
-        why=_why(results, best),
-        advice=_advice(results, options, best, runs) + advice,
+        why=f"{_why(results, best)}{_traces(results, best)}",
+        advice=" ".join(filter(None, (_advice(results, options, best, runs), equal_sizes(results, options)))) + advice,
     )
 
 
@@ -47,6 +57,43 @@ def _best(runs: Sequence[MeasuredRun]) -> MeasuredRun | None:
 def _measured(mode: str, run: MeasuredRun) -> str:
     rounds = f" ({spread(run.speedups)})" if len(run.speedups) > 1 else ""
     return f"{mode} with {run.num_stages} stages {times(run.speedup or 0.0)}{rounds}"
+
+
+def _more_stages(results: Results, options: Mapping[str, Any], runs: Runs) -> str:
+    """Say what is known of numbers of stages for which there are too few devices."""
+    texts, withheld = [], []
+    for mode in options["modes"]:
+        measured = {run.num_stages for run in runs[mode]}
+        check = forecast_check(results, options, mode, runs[mode])
+        forecasts = {
+            count: max(check.corrected(forecast_speedup(results, options, mode, one)) or 0.0 for _, one in found)
+            for count in options["stages"]
+            if count not in measured and (found := forecasts_of(results, mode, count))
+        }
+        if any(forecasts.values()):
+            speedups = joined(f"{count} stages {times(speedup)}" for count, speedup in forecasts.items())
+            kind = "unverified forecast" if check.verdict == "unchecked" else "forecast"
+            texts.append(f" {mode.capitalize()}, {kind} for more devices: {speedups}.")
+        elif forecasts:
+            withheld.append((mode, joined(map(str, forecasts))))
+    for counts in dict.fromkeys(counts for _, counts in withheld):
+        modes = joined(mode for mode, others in withheld if others == counts)
+        texts.append(f" {counts} stages need more devices, and their forecasts are withheld ({modes}).")
+    return "".join(texts)
+
+
+def _traces(results: Results, best: Mapping[str, MeasuredRun]) -> str:
+    """What the trace of a pipeline shows that the baseline's does not."""
+    texts = []
+    for mode in best:
+        shares = (results.get(f"why-{mode}") or {}).get("shares") or []
+        sends = [share["transfer_s"] / share["step_s"] for share in shares]
+        idle = [share["bubble_s"] / share["step_s"] for share in shares]
+        if shares:
+            texts.append(f"in {mode} up to {percent(max(sends))} and {percent(max(idle))} of a worker's step")
+    if not texts:
+        return ""
+    return f" Only the pipeline sends and receives, and waits in its bubble: {joined(texts)}."
 
 
 def _ideal(results: Results, options: Mapping[str, Any], best: Mapping[str, MeasuredRun]) -> str:
@@ -74,7 +121,7 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
         if why is not None and parts:
             largest = max(parts, key=lambda part: part["seconds"])
             share = percent(largest["seconds"] / why["step_s"])
-            text = f"{mode}: {largest['name']} takes {share} of a step ({LOSSES[largest['name']]})"
+            text = f"{mode}: {largest['name']} takes {share} of a step ({explain_loss(largest['name'])})"
             rest = sum(part["seconds"] for part in why["parts"] if part["name"] == "unexplained")
             if rest > largest["seconds"]:
                 text += f", but more, {percent(rest / why['step_s'])}, is unexplained: the machine was disturbed"
@@ -87,20 +134,24 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
 
 
 def _advice(results: Results, options: Mapping[str, Any], best: Mapping[str, MeasuredRun], runs: Runs) -> str:
-    sentences = []
+    """Which policy to use, and what else would help; modes with the same advice share a sentence."""
+    modes_of: dict[str, list[str]] = {}
     for mode, run in best.items():
         others = [other for other in runs[mode] if other.num_stages == run.num_stages and other is not run]
         slower = [other.policies for other in others if run.differs_from(other)]
-        sentences.append(
-            f"{mode.capitalize()}: cut by {run.policies}, faster than {joined(slower)}."
+        text = (
+            f"cut by {run.policies}, faster than {joined(slower)}."
             if slower
-            else f"{mode.capitalize()}: any of these policies will do, their differences are within the noise."
+            else "any of these policies will do, their differences are within the noise."
             if others
-            else f"{mode.capitalize()}: cut by {run.policies}, which choose the same cuts."
+            else f"any policy will do, {joined(run.policies.split(', '))} cut alike."
             if run.also
-            else f"{mode.capitalize()}: cut by {run.policies}."
+            else f"cut by {run.policies}."
         )
-        change = (results.get(f"why-{mode}") or {}).get("change")
+        change, open_reason = known_change(results, options, mode, runs[mode])
+        if open_reason:
+            text += " What else would make it faster is inconclusive."
         if change:
-            sentences.append(f"Then {change['what']} gains {percent(change['gain'])} more, by forecast.")
-    return " ".join(sentences)
+            text += f" Then {change['what']} gains {percent(change['gain'])} more, by forecast."
+        modes_of.setdefault(text, []).append(mode)
+    return " ".join(f"{joined(modes).capitalize()}: {text}" for text, modes in modes_of.items())

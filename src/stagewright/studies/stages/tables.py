@@ -22,6 +22,7 @@ from stagewright.studies.stages.measured import (
     forecast_speedup,
     forecasts_of,
     groups_of,
+    repeated_baselines,
 )
 from stagewright.table import Table
 
@@ -73,7 +74,7 @@ def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
     ]
     return study_table(
         "Cuts of each policy",
-        ("mode", "stages", "policy", "cut after", "bottleneck stage", "balance", "sent", "upper bound ×"),
+        ("mode", "stages", "policy", "cut after", "bottleneck stage", "balance", "sent", "upper bound"),
         rows,
         "For one micro-batch, from profiled units. Balance: mean time of the stages ÷ time of the bottleneck stage. "
         "Upper bound: the speed-up with free links over one device with the same micro-batches; in inference for an "
@@ -84,7 +85,7 @@ def _cut_table(results: Results, options: Mapping[str, Any]) -> Table:
 
 def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> Table:
     rows = []
-    sentences = []
+    sentences = [text for mode in options["modes"] if (text := repeated_baselines(runs[mode]))]
     for mode in options["modes"]:
         baseline = baseline_rate(results, options, mode)
         check = forecast_check(results, options, mode, runs[mode])
@@ -120,7 +121,8 @@ def _speedup_table(results: Results, options: Mapping[str, Any], runs: Runs) -> 
                 )
                 speedup = "–" if corrected is None else f"{corrected:.2f}"
                 rate = "–" if corrected is None else f"{forecast['samples_per_s'] * corrected / plain:.1f}"
-                rows.append((mode, str(count), names, rate, speedup, "", source, f"{plain:.2f}", published))
+                shown = "–" if corrected is None else f"{plain:.2f}"
+                rows.append((mode, str(count), names, rate, speedup, "", source, shown, published))
     machine = (
         "the given cluster"
         if options["cluster"]
@@ -148,6 +150,7 @@ def _loss_table(why: Mapping[str, Any], mode: str) -> Table:
             f"{part['lost_speedup']:.2f}".replace("-", "−"),
         )
         for part in why["parts"]
+        if part["seconds"]
     ]
     rows.append(("step", format_s(why["step_s"]), "100 %", ""))
     return study_table(

@@ -17,8 +17,10 @@ from stagewright.studies.strategies.measured import (
     Experiments,
     MeasuredExperiment,
     case_name,
+    faster_strategy,
     forecast_check,
     plain_loop,
+    round_ratios,
     task_scale,
 )
 from stagewright.studies.strategies.tables import data_on_2
@@ -156,26 +158,19 @@ def _plain(results: Results, options: Mapping[str, Any], task: str) -> str:
 
 
 def _verdict(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
-    """Which is faster; with three rounds or more, whether it is in every round, relative to the same baseline."""
-    ratio = (pipeline.speedup or 0.0) / (data.speedup or 1.0)
-    rounds = len(data.speedups)
-    if rounds == len(pipeline.speedups) > 2:
-        ratios = [fast / reference for fast, reference in zip(pipeline.speedups, data.speedups, strict=True)]
-        if not (max(ratios) < 1 or min(ratios) > 1):
-            return _SAME_SPEED
-        faster = "The pipeline" if min(ratios) > 1 else "Data parallel"
-        return (
-            f"{faster} is faster in each of {rounds} rounds: the pipeline runs at {times(statistics.median(ratios))} "
-            f"({spread(ratios)}) the speed of data parallel."
-        )
-    if rounds > 1 and len(pipeline.speedups) > 1:
-        is_different = min(data.speedups) > max(pipeline.speedups) or max(data.speedups) < min(pipeline.speedups)
-    else:
-        is_different = max(ratio, 1 / ratio) - 1 >= data.margin if ratio else True
-    if not is_different:
+    """Which is faster; with three rounds or more, how much in each."""
+    faster = faster_strategy(data, pipeline)
+    if not faster:
         return _SAME_SPEED
-    faster = "The pipeline" if ratio > 1 else "Data parallel"
-    return f"{faster} is faster: the pipeline runs at {times(ratio)} the speed of data parallel."
+    name = "The pipeline" if faster == "pipeline" else "Data parallel"
+    ratios = round_ratios(data, pipeline)
+    if ratios:
+        return (
+            f"{name} is faster in each of {len(ratios)} rounds: the pipeline runs at "
+            f"{times(statistics.median(ratios))} ({spread(ratios)}) the speed of data parallel."
+        )
+    ratio = (pipeline.speedup or 0.0) / (data.speedup or 1.0)
+    return f"{name} is faster: the pipeline runs at {times(ratio)} the speed of data parallel."
 
 
 def _accuracy(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Iterator[str]:

@@ -8,15 +8,17 @@ accuracy      of each seed; sharing a device does not change it
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import (
     SeedValues,
     Speedups,
+    baseline_variation,
     median_rate,
     read_rounds,
     read_trained,
@@ -151,6 +153,30 @@ class MeasuredExperiment(SeedValues, Speedups):
 Experiments: TypeAlias = Mapping[str, Sequence[MeasuredExperiment]]
 
 
+def round_ratios(data: Speedups, pipeline: Speedups) -> tuple[float, ...]:
+    """Return the speed of the pipeline relative to data parallel in each of three or more rounds; else nothing."""
+    if len(data.speedups) != len(pipeline.speedups) or len(data.speedups) < 3:
+        return ()
+    return tuple(ours / other for ours, other in zip(pipeline.speedups, data.speedups, strict=True))
+
+
+def faster_strategy(data: Speedups, pipeline: Speedups) -> Literal["data", "pipeline", ""]:
+    """Return which is faster, in every round and by more than the margin of a single run; "": they can't be told apart.
+
+    Three or more rounds are compared one by one, each relative to its own baseline; two by their ranges.
+    """
+    if data.speedup is None or pipeline.speedup is None:
+        return ""
+    ratios = round_ratios(data, pipeline) or (
+        min(pipeline.speedups) / max(data.speedups),
+        max(pipeline.speedups) / min(data.speedups),
+    )
+    middle = statistics.median(ratios) if len(ratios) > 2 else pipeline.speedup / data.speedup
+    if max(middle, 1 / middle) - 1 < data.margin:
+        return ""
+    return "pipeline" if min(ratios) > 1 else "data" if max(ratios) < 1 else ""
+
+
 def task_scale(
     results: Mapping[str, Any], options: Mapping[str, Any], task: str, measured: Sequence[MeasuredExperiment]
 ) -> AccuracyScale:
@@ -221,12 +247,17 @@ def _corrected(row: MeasuredExperiment, check: ForecastCheck) -> MeasuredExperim
 def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
     recipe = options["recipes"][task]
     forecasts = results.get(f"forecast-{task}") or {}
+    experiments = list_experiments(options["workers"], options["microbatches"], options["cuts"])
+    rounds = options["rounds"]
+    all_runs = {one.name: read_rounds(results, f"speed-{task}-{one.name}", rounds) for one in experiments}
     measured = []
-    for experiment in list_experiments(options["workers"], options["microbatches"], options["cuts"]):
+    for experiment in experiments:
         trained = read_trained(results, options["seeds"], f"train-{task}-{experiment.name}-{{}}".format)
-        runs = read_rounds(results, f"speed-{task}-{experiment.name}", options["rounds"])
-        baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", options["rounds"])
+        runs = all_runs[experiment.name]
+        baselines = read_rounds(results, f"speed-{task}-serial-{experiment.workers}", rounds)
         forecast = forecasts.get(experiment.name)
+        same_baseline = (all_runs[one.name] for one in experiments if one.workers == experiment.workers)
+        margin = max(noise_margin(results), baseline_variation(same_baseline, baselines))
         if not trained and not runs and forecast is None:
             continue
         if runs:
@@ -245,7 +276,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 speedups=speedups,
                 forecast=forecast["speedup"] if forecast is not None else None,
                 is_measured=bool(runs),
-                margin=noise_margin(results),
+                margin=margin,
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
                 implausible=implausible,

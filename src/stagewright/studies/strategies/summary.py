@@ -10,7 +10,13 @@ from stagewright.studies.framework.phrases import joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.parts.measurements import why_busy
 from stagewright.studies.strategies.large_tables import only_pipeline
-from stagewright.studies.strategies.measured import Experiments, MeasuredExperiment, case_name, task_scale
+from stagewright.studies.strategies.measured import (
+    Experiments,
+    MeasuredExperiment,
+    case_name,
+    faster_strategy,
+    task_scale,
+)
 
 
 def summarize(results: Results, options: Mapping[str, Any], experiments: Experiments) -> Summary:
@@ -91,10 +97,11 @@ def _why(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
 def _advice(
     results: Results, options: Mapping[str, Any], pairs: Sequence[tuple[str, MeasuredExperiment, MeasuredExperiment]]
 ) -> str:
-    faster = {_faster(data, pipeline) for _, data, pipeline in pairs}
+    faster = {faster_strategy(data, pipeline) for _, data, pipeline in pairs}
     text = {
         frozenset({"data"}): "Use data parallel where the model and its batch fit on every device",
         frozenset({"pipeline"}): "Use the pipeline: it is faster here",
+        frozenset({""}): "Use either: their speeds differ by no more than those of repeated runs",
     }.get(frozenset(faster), "Neither is faster in all cases: compare both for your batch and workers")
     rates = [max(data.speedup or 0.0, pipeline.speedup or 0.0) for _, data, pipeline in pairs]
     if max(rates) <= 1 + pairs[0][1].margin:
@@ -112,16 +119,3 @@ def _advice(
             f"{format_bytes(limit['memory_bytes'])} per device), use a pipeline or gradient accumulation"
         )
     return f"{text}."
-
-
-def _faster(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
-    """data, pipeline, or empty if the difference is within the variation or the margin."""
-    if min(data.speedups) > max(pipeline.speedups) and (data.speedup or 0.0) > (1 + data.margin) * (
-        pipeline.speedup or 0.0
-    ):
-        return "data"
-    if max(data.speedups) < min(pipeline.speedups) and (pipeline.speedup or 0.0) > (1 + data.margin) * (
-        data.speedup or 0.0
-    ):
-        return "pipeline"
-    return ""

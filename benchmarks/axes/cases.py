@@ -22,6 +22,7 @@ AXES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The axis of the mesh, and the options of the plan."""
 SIZES = (2, 4)
+JOBS = ("training", "inference")
 BATCH = 10
 """Samples; replicas and micro-batches get unequal shares."""
 
@@ -80,5 +81,5 @@ def all_cases() -> Iterator[Case]:
         for axis in AXES:
             for workers in SIZES:
                 for pipeline in (False, True):
-                    for job in ("training", "inference"):
+                    for job in JOBS:
                         yield Case(model=model, axis=axis, workers=workers, pipeline=pipeline, job=job)

@@ -2,7 +2,8 @@
 
     main process (torch imported) ─ fork ─► workers of a case, one core each ─ pipe ─► report or error of each
 
-The first error ends a case, and so does its time limit: the other workers may wait for the one that failed.
+The first error ends a case, and so does its time limit: the other workers may wait for the one that failed. Workers may
+have shares of a GPU instead of cores; the main process must not use CUDA, because they are forked from it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -23,28 +25,44 @@ import torch.distributed as dist
 
 from axes.cases import BATCH, Case
 from axes.models import make_model
-from stagewright.cluster.device import Device
+from stagewright.cluster.device import Device, check_devices
 from stagewright.engine.parallel.model import capture_for
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.check import baseline_of, check_parity
-from stagewright.engine.worker.context import make_context
+from stagewright.engine.worker.context import backend_of, make_context
 from stagewright.errors import UsageError
+from stagewright.gpu_sharing.mps import stop_daemon
 from stagewright.runs.result import ParityReport
+from stagewright.spec.plan import Precision
 from stagewright.zoo.model import Batch
 
-CASE_S = 90.0
-"""Time limit of a case."""
 Outcome = dict[str, Any]
+CASE_S = 90.0
+"""Default time limit of a case."""
 
 
-def check_case(case: Case, rank: int, store: str, core: int) -> ParityReport:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How cases are run."""
+
+    device: str = "cpu"
+    """Of each worker: "cpu", a core for each, or a share of a GPU, such as "cuda:0/8"."""
+    precision: Precision = "float32"
+    """Of computations: float32, or autocast to bf16."""
+    case_s: float = CASE_S
+    """Time limit of a case."""
+
+
+def check_case(case: Case, rank: int, store: str, device: Device, precision: Precision) -> ParityReport:
     """Compare a case with the single-device baseline, as one of its workers."""
     torch.set_num_threads(1)
     mesh = case.mesh
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=mesh.num_workers)
-    context = make_context(mesh, rank, Device.parse(f"cpu:{core}"))
-    model = make_model(case.model, BATCH)
-    plan = case.plan((f"cpu:{core}",) * mesh.num_workers)
+    if device.kind == "cuda":
+        torch.cuda.set_device(device.torch_device())
+    dist.init_process_group(backend_of(device), init_method=f"file://{store}", rank=rank, world_size=mesh.num_workers)
+    context = make_context(mesh, rank, device)
+    plan = dataclasses.replace(case.plan((device.text,) * mesh.num_workers), precision=precision)
+    model = make_model(case.model, BATCH).to(context.torch_device, plan.memory_bytes)
     model.module.train(plan.training)
     graph = capture_for(plan, model)
     if case.pipeline:
@@ -55,25 +73,31 @@ def check_case(case: Case, rank: int, store: str, core: int) -> ParityReport:
     return check_parity(runner, Batch(args=model.args, kwargs=model.kwargs), baseline)
 
 
-def _work(case: Case, rank: int, store: str, core: int, pipe: Connection) -> None:
+def _work(case: Case, rank: int, store: str, core: int, conditions: Conditions, pipe: Connection) -> None:
     """Send the outcome of this worker, and wait to be ended, so that peers see no broken connection."""
-    os.sched_setaffinity(0, {core})
+    tempfile.tempdir = str(Path(store).parent)  # removed with the case, also where a worker is killed
     try:
-        report = check_case(case, rank, store, core)
+        device = Device.parse(f"cpu:{core}" if conditions.device == "cpu" else conditions.device)
+        if device.kind == "cpu":
+            os.sched_setaffinity(0, {core})
+        report = check_case(case, rank, store, device, conditions.precision)
+        if device.kind == "cuda":
+            torch.cuda.synchronize()  # a client of MPS that ends while it computes may take others with it
         pipe.send({"result": "equal" if report.equal else "different", "report": report})
     except UsageError as error:
         pipe.send({"result": "refused", "reason": str(error).splitlines()[0]})
     except Exception as error:
         traceback.print_exc()
         pipe.send({"result": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
-    time.sleep(CASE_S)
+    time.sleep(conditions.case_s)
 
 
 class RunningCase:
     """The workers of a case that is being checked."""
 
-    def __init__(self, case: Case, cores: Sequence[int]) -> None:
+    def __init__(self, case: Case, cores: Sequence[int], conditions: Conditions) -> None:
         self.case, self.cores = case, tuple(cores)
+        self._case_s = conditions.case_s
         self._start = time.monotonic()
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
@@ -82,7 +106,7 @@ class RunningCase:
         self.pipes: list[Connection] = []
         for rank, core in enumerate(cores):
             here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(case, rank, store, core, there), daemon=True)
+            process = context.Process(target=_work, args=(case, rank, store, core, conditions, there), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)
@@ -110,8 +134,8 @@ class RunningCase:
                     "reason": "" if worst.equal else worst.worst,
                 }
             )
-        if time.monotonic() - self._start > CASE_S:
-            return self._finished({"result": "failed", "reason": f"no result after {CASE_S:.0f} s"})
+        if time.monotonic() - self._start > self._case_s:
+            return self._finished({"result": "failed", "reason": f"no result after {self._case_s:.0f} s"})
         return None
 
     def _finished(self, outcome: Outcome) -> Outcome:
@@ -126,22 +150,32 @@ class RunningCase:
         self._folder.cleanup()
 
 
-def run_cases(cases: Sequence[Case], processes: int, deadline: float) -> Iterator[tuple[Case, Outcome]]:
+def run_cases(
+    cases: Sequence[Case], processes: int, deadline: float, conditions: Conditions
+) -> Iterator[tuple[Case, Outcome]]:
     """Check cases with at most so many workers at a time, each on its own core while there are enough; largest first.
 
-    Cases that are unfinished at the deadline (of ``time.monotonic``) are dropped.
+    Cases that are unfinished at the deadline (of ``time.monotonic``) are dropped. On a GPU, a case that fails may leave
+    CUDA MPS in a bad state, so the daemon is started anew once the other running cases have ended.
     """
     usable = sorted(os.sched_getaffinity(0))
-    free = [usable[index % len(usable)] for index in range(max(processes, *(case.mesh.num_workers for case in cases)))]
+    most = max((case.mesh.num_workers for case in cases), default=0)
+    free = [usable[index % len(usable)] for index in range(max(processes, most))]
     waiting = sorted(cases, key=lambda case: -case.mesh.num_workers)
     running: list[RunningCase] = []
+    is_gpu = conditions.device != "cpu"
+    renew = is_gpu
     try:
         while (waiting or running) and time.monotonic() < deadline:
-            for case in [*waiting]:
+            if renew and not running:
+                stop_daemon()
+                check_devices((conditions.device,))
+                renew = False
+            for case in [*waiting] if not renew else ():
                 if case.mesh.num_workers <= len(free):
                     waiting.remove(case)
                     cores = [free.pop() for _ in range(case.mesh.num_workers)]
-                    running.append(RunningCase(case, cores))
+                    running.append(RunningCase(case, cores, conditions))
             wait([pipe for entry in running for pipe in entry.pipes], timeout=1.0)
             for entry in [*running]:
                 outcome = entry.poll()
@@ -149,7 +183,9 @@ def run_cases(cases: Sequence[Case], processes: int, deadline: float) -> Iterato
                     entry.end()
                     running.remove(entry)
                     free.extend(entry.cores)
+                    renew |= is_gpu and outcome["result"] == "failed"
                     yield entry.case, outcome
     finally:
         for entry in running:
             entry.end()
+        stop_daemon()

@@ -25,9 +25,16 @@ _CORES = len(available_cores())  # before a benchmark pins itself to some of the
 _OUTPUT_OPTIONS = ("-o", "--out", "--output", "--keep")
 
 
-def write_record(path: str | Path, figures: Mapping[str, Any]) -> None:
-    """Write the record; call it after each result, so that a benchmark that is stopped early leaves its results."""
-    source = {"command": command_of(sys.argv), "machine": machine_text(), "begun": _BEGUN.isoformat(timespec="seconds")}
+def write_record(path: str | Path, figures: Mapping[str, Any], machine: str | None = None) -> None:
+    """Write the record; call it after each result, so that a benchmark that is stopped early leaves its results.
+
+    ``machine``: its description, for a process that must not use CUDA; else it is looked up.
+    """
+    source = {
+        "command": command_of(sys.argv),
+        "machine": machine or machine_text(),
+        "begun": _BEGUN.isoformat(timespec="seconds"),
+    }
     Path(path).write_text(json.dumps({**source, **figures}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

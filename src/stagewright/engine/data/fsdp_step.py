@@ -73,7 +73,7 @@ class StepFSDPReplica(ShardedReplica):
     def gather(self, stage: int | None = None) -> None:
         """All-gather the parameters of a stage, or of all."""
         if self._root._state_ctx.iter_forward_root is None:
-            self._root._root_pre_forward(self.module, (), {})
+            self._root._root_pre_forward(self.module, (None,), {})  # torch < 2.13 fails on a GPU without an argument
         for parameters, users in reversed(self._held):
             if (stage is None or stage in users) and not parameters.is_unsharded:
                 parameters.unshard()

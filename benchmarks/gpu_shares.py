@@ -50,8 +50,8 @@ def llama() -> Any:
         return LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens}
 
 
-def compare(strategies: str, share: int, options: dict[str, Any], *, with_forecasts: bool) -> list[dict[str, Any]]:
-    """Compare strategies on shares; return one row for each, with a forecast of its plan."""
+def compare(strategies: str, share: int, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Compare strategies on shares; return one row for each."""
     import stagewright as sw
     from stagewright.api.progress import Progress
 
@@ -67,10 +67,18 @@ def compare(strategies: str, share: int, options: dict[str, Any], *, with_foreca
     rows = found.to_dict()["rows"]
     for row in rows:
         row |= {"seconds": taken, "options": options}
-        if with_forecasts and row["run"]:
-            forecast = sw.forecast(Path(row["run"]) / "plan.toml")
-            row["forecast"] = {"step_s": forecast.step_s, "peak_memory_bytes": forecast.peak_memory_bytes}
     return rows
+
+
+def forecast(row: dict[str, Any]) -> None:
+    """Add the forecast of a row's plan, or why there is none."""
+    import stagewright as sw
+
+    try:
+        found = sw.forecast(Path(row["run"]) / "plan.toml")
+        row["forecast"] = {"step_s": found.step_s, "peak_memory_bytes": found.peak_memory_bytes}
+    except Exception as error:  # the next forecast must run
+        row["forecast"] = {"error": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
@@ -109,10 +117,15 @@ def main() -> None:
         if not strategies:
             continue
         try:
-            rows += compare(strategies, options.share, chosen, with_forecasts=options.forecast)
+            rows += compare(strategies, options.share, chosen)
         except Exception as error:  # the next comparison must run
             rows.append({"options": chosen, "error": f"{type(error).__name__}: {error}"})
         write_record(output, {"share": options.share, "size": options.size, "rows": rows})
+    for row in rows if options.forecast else ():
+        if row.get("run"):
+            forecast(row)
+            write_record(output, {"share": options.share, "size": options.size, "rows": rows})
+            print(f"{time.perf_counter() - STARTED:6.1f} s  {row['strategy']}: {row['forecast']}", flush=True)
     keys = ("strategy", "workers", "shard", "training", "speedup", "share_of_bound", "samples_per_s", "latency_s")
     keys += ("equal", "peak_memory_bytes", "forecast", "error")
     for row in rows:

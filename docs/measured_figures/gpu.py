@@ -107,7 +107,7 @@ def _describe(plan: dict[str, Any]) -> str:
 
 def gpu_shares() -> str:
     head = ("plan", "workers", "batch", "training: speed-up", "of its bound", "inference: speed-up", "of its bound")
-    records = ("gpu_shares_h200", "gpu_shares_sharded_h200")
+    records = ("gpu_shares_h200", "gpu_shares_sharded_h200", "gpu_shares_products_h200")  # the last counts
     rows = [row for name in records for row in load_record(name)["rows"] if row["strategy"] != "serial"]
     plans: dict[tuple[str, int, int], dict[bool, tuple[str, str]]] = {}
     for row in rows:

@@ -38,6 +38,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for make in (
         accuracy.accuracy_tables,
         axes.axes_grid,
+        axes.axes_grid_gpu,
         axes.offload_gpu,
         axes.memory_of_parts,
         axes.memory_of_parts_resumed,

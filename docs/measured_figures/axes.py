@@ -10,7 +10,15 @@ _RESULTS = {"refused": "refused", "n/a": "n/a", "different": "**different**", "f
 
 
 def axes_grid() -> str:
-    record = load_record("axes_grid")
+    return _grid("axes_grid")
+
+
+def axes_grid_gpu() -> str:
+    return _grid("axes_grid_gpu")
+
+
+def _grid(name: str) -> str:
+    record = load_record(name)
     rows: list[dict[str, Any]] = record["rows"]
     models = list(dict.fromkeys(row["model"] for row in rows))
     axes = list(dict.fromkeys(row["axis"] for row in rows))
@@ -29,7 +37,7 @@ def axes_grid() -> str:
         f"error; transformers {record['versions']['transformers']}.{_earlier_runs(record)}"
     )
     reasons = "".join(f"- {reason}\n" for reason in _reasons(rows))
-    return source("axes_grid") + "\n" + table(("axis", *models), lines) + "\n" + paragraph(text) + "\n" + reasons
+    return source(name) + "\n" + table(("axis", *models), lines) + "\n" + paragraph(text) + "\n" + reasons
 
 
 def _earlier_runs(record: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from measured_figures.markdown import Record, load_record, paragraph, source, table
 
-_TASKS = {"cifar10": "CIFAR-10", "cola": "CoLA", "rte": "RTE"}
+_TASKS = {"cifar10": "CIFAR-10", "cola": "CoLA", "rte": "RTE, batch 32", "rte64": "RTE, batch 64"}
 _METRICS = {"accuracy": "accuracy %", "matthews": "Matthews × 100"}
 _SORT_BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 
@@ -12,9 +12,10 @@ _SORT_BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 def accuracy_tables() -> str:
     """Write the whole section, with its heading; nothing before there is a record."""
     try:
-        summary: list[Record] = load_record("accuracy_tables")["summary"]
+        record = load_record("accuracy_tables")
     except FileNotFoundError:
         return ""
+    summary: list[Record] = record["summary"]
     tasks = [task for task in _TASKS if any(row["task"] == task for row in summary)]
     cells: dict[tuple[str, int, str], dict[str, Record]] = {}
     for row in summary:
@@ -22,7 +23,9 @@ def accuracy_tables() -> str:
     head = ["workers", "codec", "compression ratio"]
     for task in tasks:
         metric = next(row["metric"] for row in summary if row["task"] == task)
-        head += [f"{_TASKS[task]}, {_METRICS[metric]}"] + (["accuracy %"] if metric != "accuracy" else [])
+        head += [f"{_TASKS[task]}, {_METRICS[metric]}"] + (
+            [f"{_TASKS[task]}, accuracy %"] if metric != "accuracy" else []
+        )
     lines = []
     for (strategy, workers, codec), found in cells.items():
         ratio = next(iter(found.values()))["ratio"]
@@ -45,6 +48,7 @@ def accuracy_tables() -> str:
         + table(head, lines, right=True)
         + "\n"
         + "".join(f"- {_details(task, summary)}\n" for task in tasks)
+        + f"- {_longer(record['rows'])}\n"
     )
 
 
@@ -69,3 +73,29 @@ def _details(task: str, summary: list[Record]) -> str:
         f"{row['learning_rate']:g}; {row['num_evaluated']:,} evaluated samples; the most frequent class alone reaches "
         f"{row['chance']:g}.{doubt}"
     )
+
+
+def _longer(rows: list[Record]) -> str:
+    """Say what longer trainings of RTE reach on held-out samples of the training set."""
+    longer = [row for row in rows if row["task"] == "rte-long"]
+    rates = sorted({row["learning_rate"] for row in longer})
+    texts = [_scores([row for row in longer if row["learning_rate"] == rate]) for rate in rates]
+    best = {rate: [row for row in rows if _is_search(row, "rte64", rate)] for rate in rates}
+    short = next(_scores(found) for found in best.values() if found)
+    epochs = round(longer[0]["steps"] * longer[0]["batch"] / longer[0]["num_train"])
+    loss = max(row["training_loss"] for row in longer)
+    return (
+        f"Why RTE stays near guessing: longer training does not help. After {epochs} epochs in batches of "
+        f"{longer[0]['batch']}, the training loss is at most {loss:.3f}, yet held-out training samples reach "
+        f"{'; '.join(texts)} (after 10 epochs: {short}). MiniLM has 22 M parameters, and RTE 2,490 samples: it learns "
+        "these by heart. The published 79 % are of RoBERTa, whose weights are not at hand."
+    )
+
+
+def _is_search(row: Record, task: str, rate: float) -> bool:
+    return bool(row["is_search"]) and row["task"] == task and row["learning_rate"] == rate
+
+
+def _scores(rows: list[Record]) -> str:
+    scores = " and ".join(f"{row['score']:.1f} %" for row in rows)
+    return f"{scores} with {rows[0]['learning_rate']:g}"

@@ -25,6 +25,7 @@ from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices
 from stagewright.engine.parallel.shape_variants import ShapeVariants
+from stagewright.engine.parallel.weight_gradients import compute_in_pieces
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.state.full_state import LazyTensors, full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
@@ -39,6 +40,7 @@ from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.hollow import copy_hollow
 from stagewright.spec.plan import Plan
+from stagewright.spec.searched_order import splits_backward
 from stagewright.zoo.model import Model
 
 
@@ -124,6 +126,9 @@ class ModelPart:
         self.stage_names = [self._trainable_names(stage) for stage in all_stages]
         """Their names in the model."""
         self.module = nn.ModuleList(self.stages.values())
+        is_eager = self.compile_mode == "none" and not splits_backward(plan, context.pipeline)
+        if plan.training and is_eager and context.torch_device.type == "cpu":
+            compute_in_pieces(self.module)
         self.shards: ParameterShards | None = None
         """This replica's shards of the parameters, with ZeRO."""
         self._parameter_tables: list[dict[str, nn.Parameter | None]] | None = None

@@ -23,7 +23,7 @@ from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
-from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices
+from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices, input_dims
 from stagewright.engine.parallel.shape_variants import ShapeVariants
 from stagewright.engine.parallel.weight_gradients import compute_in_pieces
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
@@ -57,7 +57,9 @@ class ModelPart:
                 f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"
             )
         self.stage_workers = plan.stage_workers
-        self.variants = ShapeVariants(self.graph, self.cuts, copy_hollow(model.module))
+        self.variants = ShapeVariants(
+            self.graph, self.cuts, copy_hollow(model.module), lists=input_dims(model).lists, has_codecs=plan.has_codecs
+        )
         self.links = self.variants.links
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
         # While the model is whole: a tensor-parallel shard is another tensor.

@@ -46,8 +46,8 @@ class Listed(NamedTuple):
         return {tensor.shape[0] if tensor.ndim else 0 for tensor in structure.tensors(self.content)}
 
     def __str__(self) -> str:
-        kind = "dictionaries of tensors" if self.has_records else "tensors"
-        return f"{self.name} is a list of {len(self.content)} {kind}"
+        kind = ("dictionary of tensors", "dictionaries of tensors") if self.has_records else ("tensor", "tensors")
+        return f"{self.name} is a list of {len(self.content)} {kind[len(self.content) > 1]}"
 
 
 class Samples(NamedTuple):

@@ -3,7 +3,10 @@
     python benchmarks/engine_families.py                    # all; writes the page and the JSON
     python benchmarks/engine_families.py --only bert gpt2   # some, printed only; --update writes them into the page
     python benchmarks/engine_families.py --at-once 8        # plans at the same time, each on two separate cores
+    python benchmarks/engine_families.py --log log.jsonl    # append each result as it comes
     python benchmarks/engine_families.py --add log.jsonl    # add the results that an interrupted run printed
+    python benchmarks/engine_families.py --older-than 2026-11-18 --limit 500 --skip log.jsonl
+        # only cells measured before that day that the log has not; start none after 500 s
 
 The batch of nine samples divides unevenly, so replicas and micro-batches have different sizes. Times mean nothing.
 Exits with code 3 if a plan fails, or fails the parity check; plans refused with a reason do not count.
@@ -16,13 +19,9 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 from capture_families import folded, strip_paths
 from families import FAMILIES, Family
+from families.sweep import Cell, Result, answer_cells, read_lines, run_cells
 from record import machine_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,8 +55,6 @@ PLANS: dict[str, dict[str, Any]] = {
 TITLES = {"sharded": "FSDP", "stream": "inference"}
 """Column headings that differ from the plan's name."""
 
-Result = dict[str, Any]
-
 
 def main() -> int:
     """Run the sweep and return the exit code."""
@@ -66,21 +64,23 @@ def main() -> int:
     parser.add_argument("--plans", nargs="+", metavar="NAME", choices=list(PLANS), help="only these columns")
     parser.add_argument("--at-once", type=int, default=1, help="plans that run at the same time")
     parser.add_argument("--add", nargs="+", type=Path, metavar="FILE", help="add printed results, run here before")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="append each result to this file")
+    parser.add_argument("--older-than", metavar="DATE", help="only cells of the page measured before this day")
+    parser.add_argument("--skip", nargs="+", type=Path, metavar="FILE", help="no cells that these logs have")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="start no cell after this time")
     parser.add_argument("--slot", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     names = [family.name for family in FAMILIES]
     unknown = sorted(set(options.only or ()) - set(names))
     if unknown:
         parser.error(f"unknown family {unknown[0]!r}; known: {', '.join(names)}")
-    selected = [name for name in names if not options.only or name in options.only]
     if options.slot is not None:
-        for result in run_slot(selected[options.slot :: options.at_once], options.plans or list(PLANS), options.slot):
-            print(json.dumps(result), flush=True)
+        run_slot(options.slot)
         return 0
-    rows = (
-        read_results(options.add) if options.add else run_all(selected, options.plans or list(PLANS), options.at_once)
-    )
-    if options.add or options.update or not (options.only or options.plans):
+    cells = select_cells(options)
+    whole = len(cells) == len(names) * len(PLANS) and options.limit is None
+    rows = read_results(options.add) if options.add else run_all(cells, options)
+    if options.add or options.update or whole:
         old_rows = load_rows() if options.add or options.update else {}
         rows = old_rows | {name: old_rows.get(name, {}) | row for name, row in rows.items()}
         content = data(rows)
@@ -91,33 +91,43 @@ def main() -> int:
     return 3 if any(result["verdict"] in ("differs", "failed") for result in results) else 0
 
 
-def run_all(names: list[str], plans: list[str], at_once: int) -> dict[str, dict[str, Result]]:
-    """Run each slot in a separate process on separate cores."""
-    rows: dict[str, dict[str, Result]] = {name: {} for name in names}
-    lock = threading.Lock()
+def select_cells(options: argparse.Namespace) -> list[Cell]:
+    """Return the cells that the options name, in the page's order."""
+    done = {cell for cell, _ in read_lines(options.skip or ())}
+    old_rows = load_rows() if options.older_than else {}
+    return [
+        (family.name, plan)
+        for family in FAMILIES
+        for plan in PLANS
+        if (not options.only or family.name in options.only)
+        and (not options.plans or plan in options.plans)
+        and (family.name, plan) not in done
+        and (not options.older_than or old_rows[family.name][plan]["run"] < options.older_than)
+    ]
 
-    def follow(slot: int) -> None:
-        command = [sys.executable, __file__, "--slot", str(slot), "--at-once", str(at_once)]
-        command += ["--only", *names, "--plans", *plans]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                result = json.loads(line)
-                with lock:
-                    rows[result.pop("family")][result.pop("plan")] = result
-                    print(line.strip(), flush=True)
 
-    with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(follow, range(at_once)))
+def run_all(cells: list[Cell], options: argparse.Namespace) -> dict[str, dict[str, Result]]:
+    """Run each slot in a separate process on separate cores, and log each result as it comes."""
+    rows: dict[str, dict[str, Result]] = {name: {} for name, _ in cells}
+
+    def report(result: Result) -> None:
+        line = json.dumps(result)
+        print(line, flush=True)
+        if options.log:
+            with options.log.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        rows[result.pop("family")][result.pop("plan")] = result
+
+    slots = [[sys.executable, __file__, "--slot", str(slot)] for slot in range(options.at_once)]
+    run_cells(cells, slots, report, options.limit)
     return rows
 
 
 def read_results(paths: list[Path]) -> dict[str, dict[str, Result]]:
     """Read results as they were printed, one per line."""
     rows: dict[str, dict[str, Result]] = {}
-    for line in "".join(path.read_text(encoding="utf-8") for path in paths).splitlines():
-        result = json.loads(line)
-        rows.setdefault(result.pop("family"), {})[result.pop("plan")] = {"run": this_run(), **result}
+    for (family, plan), result in read_lines(paths):
+        rows.setdefault(family, {})[plan] = {"run": this_run(), **result}
     return rows
 
 
@@ -133,13 +143,11 @@ def this_run() -> str:
     )
 
 
-def run_slot(names: list[str], plans: list[str], slot: int) -> Iterator[Result]:
-    """Run all plans of some families, one after the other."""
+def run_slot(slot: int) -> None:
+    """Run the plans that standard input names, one after the other, on two cores."""
     cores = sorted(os.sched_getaffinity(0))
     own_cores = [cores[(2 * slot + index) % len(cores)] for index in range(2)]
-    for name in names:
-        for plan in plans:
-            yield {"family": name, "plan": plan, "run": this_run(), **check_plan(name, PLANS[plan], own_cores)}
+    answer_cells(lambda name, plan: {"run": this_run(), **check_plan(name, PLANS[plan], own_cores)})
 
 
 def check_plan(name: str, settings: dict[str, Any], cores: list[int]) -> Result:

@@ -31,6 +31,15 @@ def test_a_scalar_called_loss_is_the_models_own(output: Any) -> None:
     assert loss_source(default_loss, output) == "model"
 
 
+def test_a_dictionary_of_scalars_is_summed() -> None:
+    output = {"classification": SCALAR, "boxes": torch.tensor(1.5)}
+    assert default_loss(output).item() == model_loss(output).item() == 4
+    assert loss_source(default_loss, output) == "model"
+    assert find_model_loss({**output, "logits": VECTOR}) is None
+    assert find_model_loss({**output, "loss": VECTOR}) is None
+    assert find_model_loss({}) is None
+
+
 @pytest.mark.parametrize(
     "output",
     [VECTOR, {"logits": VECTOR}, Result(VECTOR), {"loss": VECTOR}, {"loss": torch.tensor(3)}, (SCALAR, VECTOR)],
@@ -93,3 +102,4 @@ def test_every_type_and_shape(dtype: torch.dtype) -> None:
 def test_nothing_to_take_a_loss_of() -> None:
     with pytest.raises(UsageError, match="without a floating-point tensor"):
         surrogate_loss({"ids": torch.arange(3)})
+    assert surrogate_loss([{"boxes": torch.zeros(0, 4)}]).item() == 0  # a detector that finds nothing

@@ -109,15 +109,32 @@ def capture(
         return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
 
 
+def capture_fixed(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], units: str | Sequence[str], batch_size: int
+) -> UnitGraph:
+    """Capture a model for the shapes of one batch, whose number of samples no dimension tells (lists of samples)."""
+    arguments = normalize_arguments(args, kwargs)
+    with preserved(model):
+        return _Capture(model, arguments, units, (), type(model).__name__, fixed_size=batch_size).run()
+
+
 class _Capture:
     """One capture, with its retries."""
 
     def __init__(
-        self, model: nn.Module, arguments: Arguments, units: str | Sequence[str], batch_dims: Sequence[int], name: str
+        self,
+        model: nn.Module,
+        arguments: Arguments,
+        units: str | Sequence[str],
+        batch_dims: Sequence[int],
+        name: str,
+        fixed_size: int | None = None,
     ) -> None:
+        """``fixed_size``: the number of samples in the arguments, if the graph is for this one alone."""
         self.model = model
         self.name = name
         self.batch_dims = batch_dims
+        self.fixed_size = fixed_size
         self.arguments = arguments
         self.units = units
         self.notes: list[str] = []
@@ -183,11 +200,15 @@ class _Capture:
             training_flags=training_flags,
             notes=tuple(self.notes),
             guards=guards,
-            recapture=lambda: capture(
-                self.model, *self.arguments, self.units, layout.dim if layout else None, name=self.name
-            ),
+            recapture=lambda: self.repeat(layout),
         )
         return graph, self.verify(graph, layout if dynamic else None, arguments, sizes, observation.macs)
+
+    def repeat(self, layout: BatchLayout | None) -> UnitGraph:
+        """Capture the model again, in its mode at that time."""
+        if self.fixed_size is not None:
+            return capture_fixed(self.model, *self.arguments, self.units, self.fixed_size)
+        return capture(self.model, *self.arguments, self.units, layout.dim if layout else None, name=self.name)
 
     def close_specialized(
         self, traced: Trace, selection: UnitSelection, observation: Observation, closed: set[str]
@@ -271,7 +292,8 @@ class _Capture:
     def observe(self) -> tuple[Observation, Observation | None, BatchLayout | None, Arguments, tuple[int, int]]:
         """Run the model at two batch sizes, for each possible batch dimension until one works."""
         problem: Exception | None = None
-        for layout in candidate_layouts(self.arguments, self.batch_dims):
+        layouts = candidate_layouts(self.arguments, self.batch_dims) if self.fixed_size is None else []
+        for layout in layouts:
             example_size = max(layout.batch_size, 2)
             candidates = [(2, 3), (example_size, example_size + 1), (example_size, 2 * example_size)]
             for base, size in dict.fromkeys(candidates):
@@ -296,7 +318,9 @@ class _Capture:
                 f"{type(self.model).__name__} fails on the example ({', '.join(shapes)}): "
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             ) from error
-        size = next((layout.batch_size for layout in candidate_layouts(self.arguments, self.batch_dims)), 1)
+        if self.fixed_size is not None:
+            return observation, None, None, self.arguments, (self.fixed_size, self.fixed_size + 1)
+        size = next((layout.batch_size for layout in layouts), 1)
         self.notes.append(
             "no other batch size was tested: the model does not run at another one"
             + (f" ({type(problem).__name__}: {problem})" if problem else "")

@@ -13,12 +13,12 @@ import torch
 from torch import fx, nn
 
 from stagewright import structure
-from stagewright.errors import UsageError
 from stagewright.graph.cut import UnitCall
 from stagewright.graph.glue.segments import RecordedGlue
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import RecordedCall, UnitGraph
+from stagewright.sample_lists import BatchDims
 from stagewright.structure import Structure
 
 _CALL = "stagewright_model"
@@ -33,11 +33,11 @@ class WholeModel(UnitGraph):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        batch_dims: Sequence[int | None],
+        batch_dims: BatchDims,
         reason: str,
         name: str | None = None,
     ) -> None:
-        """``batch_dims``: the batch dimension of each flattened input; ``reason``: why it can't be cut."""
+        """``batch_dims``: where the inputs have their samples; ``reason``: why the model can't be cut."""
         self.model = model
         self.name = name or type(model).__name__
         self.calls = (UnitCall(index=0, name=self.name, target="", kind=type(model).__name__, block=None),)
@@ -46,7 +46,7 @@ class WholeModel(UnitGraph):
         self.notes = (f"the model runs as one unit: {reason}",)
         self.dynamic = True
         self._example = (tuple(args), dict(kwargs))
-        self._batch_dims = tuple(batch_dims)
+        self._batch_dims = batch_dims
         self._runner = _Runner(model)
         self.batch_size = self.batch_size_of(tuple(args), kwargs)
 
@@ -62,7 +62,7 @@ class WholeModel(UnitGraph):
     @property
     def example_inputs(self) -> Sequence[Any]:
         """The flattened inputs of the example."""
-        return structure.leaves(self._example)
+        return self._batch_dims.flatten(self._example)[0]
 
     def fsdp_units(self) -> list[nn.Module]:
         """No unit has parameters of its own to gather: replicas may call different submodules."""
@@ -74,12 +74,12 @@ class WholeModel(UnitGraph):
 
     def input_batch_dims(self) -> tuple[int | None, ...]:
         """Return the batch dimension of each flattened input."""
-        return self._batch_dims
+        return self._batch_dims.dims
 
     def stage(self, first: int, last: int) -> Stage:
         """Return the model as a stage."""
         graph = fx.Graph()
-        inputs = [graph.placeholder(f"input_{index}") for index in range(len(self._batch_dims))]
+        inputs = [graph.placeholder(f"input_{index}") for index in range(len(self._batch_dims.dims))]
         call = graph.call_module(_CALL, tuple(inputs))
         call.meta["mutates"] = frozenset(inputs)  # unknown, so each step works on copies
         graph.output(call)
@@ -99,9 +99,7 @@ class WholeModel(UnitGraph):
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Flatten the user's arguments."""
-        leaves, self._runner.in_spec = structure.flatten((tuple(args), dict(kwargs)))
-        if len(leaves) != len(self._batch_dims):
-            raise UsageError(f"the batch has {len(leaves)} values, the example had {len(self._batch_dims)}")
+        leaves, self._runner.in_spec = self._batch_dims.flatten((tuple(args), dict(kwargs)))
         return leaves
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -114,11 +112,7 @@ class WholeModel(UnitGraph):
 
     def batch_size_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
         """Return the number of samples in a batch."""
-        leaves = structure.leaves((tuple(args), dict(kwargs or {})))
-        for leaf, dim in zip(leaves, self._batch_dims, strict=True):
-            if dim is not None:
-                return int(leaf.shape[dim])
-        return 1
+        return self._batch_dims.count((tuple(args), dict(kwargs or {}))) or 1
 
     def example_result(self) -> Any:
         """Run the model on the example without gradients and return its result."""

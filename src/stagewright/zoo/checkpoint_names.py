@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,12 +24,54 @@ Located: TypeAlias = dict[str, tuple[StoredTensor | StoredExperts, Shape]]
 """Where each tensor is stored, and its shape, by its name in the module."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The stored tensors that one of the module joins."""
+
+    patterns: tuple[str, ...]
+    """Names of the tensors of an expert, with * for its number, by position."""
+    keys: dict[int, dict[int, str]] = field(default_factory=dict)
+    """Names in the files, by expert and position."""
+
+
 def locate_tensors(module: nn.Module, found: Found) -> Located | None:
     """Return where the module's tensors are stored; None if transformers would compute some of them otherwise."""
-    located: Located = {}
-    experts: dict[str, dict[int, dict[int, str]]] = {}  # target name, expert, position
+    sources = _sort(module, found)
+    if sources is None:
+        return None
+    plain, joined_experts = sources
+    located: Located = {name: (StoredTensor(found[key][0], key), found[key][1]) for name, key in plain.items()}
+    for target, experts in joined_experts.items():
+        joined = _join(experts.keys, found)
+        if joined is not None:
+            located[target] = joined
+    return located
+
+
+def missing_experts(module: nn.Module, found: Found) -> list[str]:
+    """Return the names that the missing tensors of experts would have in the files."""
+    sources = _sort(module, found)
+    shapes = {name: tuple(value.shape) for name, value in module.state_dict(keep_vars=True).items()}
+    missing = []
+    for target, experts in (sources[1] if sources is not None else {}).items():
+        count = max(shapes.get(target, (0,))[0], max(experts.keys) + 1)
+        for position, pattern in enumerate(experts.patterns):
+            present = {number: row[position] for number, row in experts.keys.items() if position in row}
+            if not present:
+                missing.append(pattern)
+                continue
+            known, example = next(iter(present.items()))
+            head, _, tail = example.rpartition(f".{known}.")
+            missing += [f"{head}.{number}.{tail}" for number in range(count) if number not in present]
+    return sorted(missing)
+
+
+def _sort(module: nn.Module, found: Found) -> tuple[dict[str, str], dict[str, _Experts]] | None:
+    """Return the stored name of each plain tensor, and those of experts; None where another conversion is needed."""
+    plain: dict[str, str] = {}
+    experts: dict[str, _Experts] = {}
     renamings, converters = _transforms(module)
-    for key, (path, shape) in found.items():
+    for key in found:
         name = key
         for renaming in renamings:
             name = renaming.rename_source_key(name)[0]
@@ -40,15 +83,13 @@ def locate_tensors(module: nn.Module, found: Found) -> Located | None:
             if not _joins_experts(converter) or number is None:
                 return None
             position = list(converter.source_patterns).index(pattern)
-            experts.setdefault(target, {}).setdefault(int(number[1]), {})[position] = key
+            names = tuple(name.replace(number[0], other) for other in converter.source_patterns)
+            row = experts.setdefault(target, _Experts(names)).keys.setdefault(int(number[1]), {})
+            row[position] = key
             break
         else:
-            located[name] = (StoredTensor(path, key), shape)
-    for target, numbered in experts.items():
-        joined = _join(numbered, found)
-        if joined is not None:
-            located[target] = joined
-    return located
+            plain[name] = key
+    return plain, experts
 
 
 def _join(numbered: Mapping[int, Mapping[int, str]], found: Found) -> tuple[StoredExperts, Shape] | None:

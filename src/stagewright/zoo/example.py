@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.machine.host_memory import available_bytes
 from stagewright.quantity import format_bytes
+from stagewright.sample_lists import flatten_samples
+from stagewright.zoo.list_arguments import Samples, find_samples
 from stagewright.zoo.model import Batch, ImageInput, TextInput
 
 FIRST_FREE_TOKEN = 5
@@ -70,60 +73,42 @@ def texts(
     return make
 
 
-def resized(batch: Batch) -> tuple[int, Callable[[int], Batch]]:
-    """Return the size of a user's batch, and a function that resizes it by repeating or dropping rows.
+def resized(batch: Batch, module: nn.Module) -> tuple[int, Callable[[int], Batch]]:
+    """Return the size of a user's batch, and a function that resizes it by repeating or dropping samples.
 
-    The batch size is the first dimension of the first tensor; tensors with another first dimension are unchanged.
+    Samples are the items of some lists (``list_arguments``) and the first dimension of tensors; tensors with another
+    first dimension are unchanged.
     """
-    _reject_lists_of_samples(batch)
-    tensors = structure.tensors((batch.args, batch.kwargs))
-    size = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
-    if size == 0:
+    samples = find_samples(batch, module, _resize)
+    if samples is None:
         raise UsageError(
             "the example arguments contain no tensor with a batch dimension; let the factory return "
             "(module, args) where args is a tuple of tensors whose first dimension is the batch"
         )
+    sample_bytes = sum(tensor.nbytes for tensor in structure.tensors((batch.args, batch.kwargs))) / samples.size
 
     def make(batch_size: int) -> Batch:
-        if check_batch_size(batch_size, sum(tensor.nbytes for tensor in tensors) / size) == size:
+        if check_batch_size(batch_size, sample_bytes) == samples.size:
             return batch
+        return _resize(batch, samples, batch_size)
 
-        def resize(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != size:
-                return value
-            rows = torch.arange(batch_size, device=value.device) % size
-            return value.detach().index_select(0, rows)
-
-        args, kwargs, target = structure.map_leaves(resize, (batch.args, batch.kwargs, batch.target))
-        return Batch(args=args, kwargs=kwargs, target=target)
-
-    return size, make
+    return samples.size, make
 
 
-WRAP_LISTS = (
-    "wrap the model in a module that takes tensors whose first dimension is the batch (images of several sizes padded, "
-    "their sizes in a tensor), and makes the lists in its forward"
-)
-"""What to do about a list with an item for each sample."""
+def _resize(batch: Batch, samples: Samples, batch_size: int) -> Batch:
+    """Return a batch with another number of samples."""
 
+    def resize(value: Any) -> Any:
+        if type(value) is list:
+            return [value[index % samples.size] for index in range(batch_size)]
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != samples.size:
+            return value
+        rows = torch.arange(batch_size, device=value.device) % samples.size
+        return value.detach().index_select(0, rows)
 
-def _reject_lists_of_samples(batch: Batch) -> None:
-    """Reject a list with a dictionary of tensors for each sample, as the targets of torchvision's detectors.
-
-    The first dimension of such tensors counts boxes or channels, not samples.
-    """
-    arguments = [*((f"argument {index}", value) for index, value in enumerate(batch.args))]
-    arguments += [(f"argument {name!r}", value) for name, value in batch.kwargs.items()]
-    for name, value in arguments:
-        if (
-            isinstance(value, list)
-            and value
-            and all(isinstance(item, dict) and structure.tensors(item) for item in value)
-        ):
-            raise UsageError(
-                f"{name} is a list of {len(value)} dictionaries of tensors, one for each sample, but a batch is split "
-                f"along a dimension of tensors; {WRAP_LISTS}"
-            )
+    leaves, spec = flatten_samples((batch.args, batch.kwargs, batch.target), samples.lists)
+    args, kwargs, target = spec.unflatten([resize(leaf) for leaf in leaves])
+    return Batch(args=args, kwargs=kwargs, target=target)
 
 
 def check_batch_size(batch_size: int, sample_bytes: float = 0) -> int:

@@ -42,17 +42,24 @@ def next_token(output: Any, target: torch.Tensor) -> torch.Tensor:
 
 
 def find_model_loss(output: Any) -> torch.Tensor | None:
-    """Return the loss that a model computes itself: a scalar `loss` in its output, or an output that is a scalar.
+    """Return the loss that a model computes itself.
 
-    A scalar in a tuple does not count, because it may be only a part of the loss, such as an expert-balance term.
+    That is a scalar `loss` in its output, an output that is a scalar, or the sum of a dictionary of scalars, as of
+    torchvision's detectors. A scalar in a tuple does not count, because it may be only a part of the loss, such as an
+    expert-balance term.
     """
     loss: Any = output
     if isinstance(output, Mapping):
         loss = output.get("loss")
+        if "loss" not in output and output and all(map(_is_scalar, output.values())):
+            loss = torch.stack(list(output.values())).sum()
     elif not isinstance(output, torch.Tensor):
         loss = getattr(output, "loss", None)
-    is_scalar = isinstance(loss, torch.Tensor) and loss.ndim == 0 and loss.is_floating_point()
-    return loss if is_scalar else None
+    return loss if _is_scalar(loss) else None
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
 
 
 def model_loss(output: Any, target: Any = None) -> torch.Tensor:
@@ -81,7 +88,10 @@ def surrogate_loss(output: Any, target: Any = None) -> torch.Tensor:
     would be rounding errors. Neither would a quadratic distance: batch norm keeps its sum over samples constant.
     """
     tensors = structure.tensors(output)
-    distances = [_distance(tensor) for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    values = [tensor for tensor in tensors if tensor.is_floating_point()]
+    distances = [_distance(tensor) for tensor in values if tensor.numel()]
+    if values and not distances:  # a detector that finds nothing
+        return torch.stack([tensor.sum() for tensor in values]).sum()
     if not distances:
         raise UsageError(
             f"the model returned {type(output).__name__} without a floating-point tensor, so it has no loss; let "

@@ -26,7 +26,7 @@ LossSource: TypeAlias = Literal["given", "model", "stand-in"]
 """Origin of the loss: the user, the model's output, or a surrogate."""
 
 LOSS_NOTES: dict[LossSource, str] = {
-    "model": "no loss given: using the scalar 'loss' that the model returns",
+    "model": "no loss given: using the loss that the model returns",
     "stand-in": "no loss given, and the model returns none: using the outputs' distance from fixed numbers",
 }
 """Notes about a loss that the user did not give."""

@@ -25,7 +25,7 @@ class WeightFiles:
     @classmethod
     def find(cls, folder: Path, module: nn.Module) -> WeightFiles | None:
         """Find a module's tensors in a folder; None if a name or shape differs, so that they can't be read singly."""
-        located = locate_tensors(module, _find_tensors(folder))
+        located = locate_tensors(module, find_tensors(folder))
         if located is None:
             return None
         prefix = f"{getattr(module, 'base_model_prefix', '')}."
@@ -52,7 +52,7 @@ class WeightFiles:
         self.locations[name].copy_to(target, part)
 
 
-def _find_tensors(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+def find_tensors(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     """Return the file and the shape of every tensor in a folder."""
     locations: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for path in sorted(folder.glob("*.safetensors")):

@@ -7,15 +7,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from stagewright.engine.batch.microbatch import (
-    find_batch_dims,
-    guess_batch_dims,
-    make_slicer,
-    microbatch_layout,
-    microbatch_sizes,
-)
+from stagewright.engine.batch.microbatch import make_slicer, microbatch_layout, microbatch_sizes
 from stagewright.errors import UsageError
 from stagewright.graph import capture
+from stagewright.sample_lists import BatchDims
 from stagewright.spec.unequal_devices import split_sizes
 
 counts = st.integers(1, 12)
@@ -70,16 +65,6 @@ def test_invalid_sizes_are_rejected(batch: int, num: int) -> None:
         microbatch_sizes(4, 0)
 
 
-def test_batch_dims_from_two_examples() -> None:
-    def example(batch: int) -> object:
-        return {"x": torch.zeros(batch, 4), "time_first": torch.zeros(4, batch), "table": torch.zeros(4, 4), "flag": 3}
-
-    assert find_batch_dims(example(4), example(5)) == (0, 1, None, None)
-    assert guess_batch_dims(example(4), 4) == (0, 0, 0, None)  # one example can't tell a table of 4 rows from 4 samples
-    with pytest.raises(UsageError, match="differ in structure"):
-        find_batch_dims((torch.zeros(2),), [torch.zeros(3)])
-
-
 def test_batch_dims_of_a_graph() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -95,7 +80,7 @@ def test_batch_dims_of_a_graph() -> None:
 
 def test_slices_are_views_along_the_batch_dimension() -> None:
     batch = ({"x": torch.arange(10).view(5, 2), "mask": torch.arange(20).view(2, 10)}, "whole", torch.ones(5))
-    slice_samples = make_slicer(batch, (0, 1, None, None), batch=5)
+    slice_samples = make_slicer(batch, BatchDims(dims=(0, 1, None, None)), batch=5)
     first, second = slice_samples(0, 3), slice_samples(3, 2)
     assert first[0]["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert second[0]["x"].tolist() == [[6, 7], [8, 9]]
@@ -106,12 +91,23 @@ def test_slices_are_views_along_the_batch_dimension() -> None:
     assert slice_samples(4, 1)[0]["x"].tolist() == [[8, 9]]
 
 
+def test_lists_of_samples_are_sliced_by_items() -> None:
+    dims = BatchDims(dims=(0, 0), lists=frozenset({(0,)}))
+    images = [torch.full((1, index), 1.0) for index in range(5)]
+    first, second = (make_slicer((images, torch.arange(5)), dims, batch=5)(*bounds) for bounds in ((0, 3), (3, 2)))
+    assert [image.shape[1] for image in first[0]] == [0, 1, 2]
+    assert [image.shape[1] for image in second[0]] == [3, 4]
+    assert second[1].tolist() == [3, 4]
+    with pytest.raises(UsageError, match="value 0 of the batch is a list of 4 items; it should hold 5 samples"):
+        make_slicer((images[1:], torch.arange(5)), dims, batch=5)(0, 3)
+
+
 def test_invalid_batches_are_rejected() -> None:
     with pytest.raises(UsageError, match=r"value 1 .* shape \[4\].* should hold 5 samples"):
-        make_slicer((torch.zeros(5), torch.zeros(4)), (0, 0), batch=5)(0, 3)
+        make_slicer((torch.zeros(5), torch.zeros(4)), BatchDims(dims=(0, 0)), batch=5)(0, 3)
     with pytest.raises(UsageError, match="has 2 values, the example had 1"):
-        make_slicer((torch.zeros(5), torch.zeros(4)), (0,), batch=5)
+        make_slicer((torch.zeros(5), torch.zeros(4)), BatchDims(dims=(0,)), batch=5)
     with pytest.raises(UsageError, match="can't take 3 of 5 samples"):
-        make_slicer((torch.zeros(5),), (None,), batch=5)(0, 3)
-    assert make_slicer(None, (None,), batch=5)(0, 3) is None
-    assert make_slicer((3, torch.zeros(5)), (None, None), batch=5)(0, 5)[0] == 3
+        make_slicer((torch.zeros(5),), BatchDims(dims=(None,)), batch=5)(0, 3)
+    assert make_slicer(None, BatchDims(dims=(None,)), batch=5)(0, 3) is None
+    assert make_slicer((3, torch.zeros(5)), BatchDims(dims=(None, None)), batch=5)(0, 5)[0] == 3

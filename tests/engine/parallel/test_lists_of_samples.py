@@ -1,89 +1,85 @@
-"""Models that take lists with an item for each sample, as detectors do, are refused with a way out."""
+"""Lists with an item for each sample, as detectors take them, are divided by items."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
+from stagewright.engine.jobs.compare import run_plan
 from stagewright.engine.parallel.model import capture_for
-from stagewright.errors import UsageError
+from stagewright.errors import CaptureError
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
-IMAGES = [torch.ones(3, height, 24) for height in (20, 24, 28, 24)]
-BOXES = [{"boxes": torch.ones(count, 4)} for count in (2, 1, 3, 2)]
-CROPPED = (
-    r"wrap the model in a module that takes tensors .* \(images of several sizes padded, their sizes in a tensor\)"
-)
+SUPPORT = Path(__file__).parents[1] / "support"
+SIZES = [4, 5, 3, 7, 1]
 
 
-class Detector(nn.Module):
-    """Images of several sizes, and boxes for each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Conv2d(3, 8, 3, stride=2), nn.Linear(8, 4)
-
-    def forward(self, images: list[torch.Tensor], targets: list[dict[str, torch.Tensor]] | None = None) -> Any:
-        found = torch.cat([self.head(self.body(image[None]).mean((2, 3))) for image in images])
-        if targets is None:
-            return found
-        return sum((row - target["boxes"]).abs().mean() for row, target in zip(found, targets, strict=True)) / len(
-            found
-        )
+def assert_equal(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert max(error for pair in result["errors"] for error in pair) < 1e-5
+        assert result["worst"] < 1e-6
 
 
-class Pyramid(nn.Module):
-    """A list of feature maps, each with all samples: no list of samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, maps: list[torch.Tensor]) -> torch.Tensor:
-        total = torch.stack([self.head(features.mean((2, 3))) for features in maps]).sum(0)
-        return total if total.sum() > 0 else -total  # a branch on values: it runs as one unit
-
-
-def images_alone() -> tuple[nn.Module, tuple[Any, ...]]:
-    return Detector(), (IMAGES,)
-
-
-def images_and_boxes() -> tuple[nn.Module, tuple[Any, ...]]:
-    return Detector(), (IMAGES, BOXES)
-
-
-def pyramid() -> tuple[nn.Module, tuple[Any, ...]]:
-    return Pyramid(), ([torch.ones(3, 8, 16, 16), torch.ones(3, 8, 8, 8)],)
-
-
-@pytest.mark.parametrize("mesh", ["serial", "data=2", "pipeline=2"])
 @pytest.mark.parametrize(
-    ("factory", "message"),
+    ("kind", "mesh", "options"),
     [
-        ("images_alone", "argument 0 is a list of 4 tensors, and the model fails if their first dimension has 2 rows"),
-        ("images_and_boxes", "argument 1 is a list of 4 dictionaries of tensors, one for each sample"),
+        ("checking", "serial", {"microbatches": 2}),
+        ("checking", "data=2", {}),
+        ("checking", "data=2", {"shard": True, "microbatches": 2}),
+        ("checking", "data=2", {"recompute": "always"}),
+        ("detector", "data=2", {}),
+        ("detector", "pipeline=2", {"microbatches": 2}),
     ],
 )
-def test_a_list_of_samples_is_refused_with_a_way_out(mesh: str, factory: str, message: str) -> None:
-    with pytest.raises(UsageError, match=f"{message}.*{CROPPED}"):
-        capture(factory, mesh)
+def test_steps_equal_plain_torch(pool_of: Any, kind: str, mesh: str, options: dict[str, Any]) -> None:
+    workers = 1 if mesh == "serial" else 2
+    results = pool_of(workers).run("list_jobs:training", kind, mesh, SIZES, **options)
+    assert_equal(results)
+    assert results[0]["stages"] == (2 if mesh == "pipeline=2" else 1)
 
 
-def test_a_list_of_tensors_with_all_samples_runs() -> None:
-    assert capture("pyramid", "data=2").cuts == ()
+def test_a_user_loop(pool_of: Any) -> None:
+    (serial,) = pool_of(1).run("list_jobs:user_loop", "serial")
+    for result in pool_of(2).run("list_jobs:user_loop", "data=2"):
+        assert result["losses"] == pytest.approx(serial["losses"], rel=1e-5)
 
 
-@pytest.fixture(autouse=True)
+@pytest.mark.parametrize(
+    ("model", "mesh", "options"),
+    [
+        ("checking", "data=2", {"microbatches": 2}),
+        ("checking", "data=2", {"training": False}),
+        ("detector", "pipeline=2", {"microbatches": 2, "schedule": "gpipe"}),
+        pytest.param("detector", "pipeline=2", {"microbatches": 3, "training": False}, marks=pytest.mark.long),
+        pytest.param("dropping", "data=2", {"shard": True}, marks=pytest.mark.long),
+        pytest.param("dropping", "pipeline=2", {"microbatches": 2}, marks=pytest.mark.long),
+        pytest.param("dropping_alike", "pipeline=2", {"microbatches": 2}, marks=pytest.mark.long),
+    ],
+)
+def test_parity(importable: None, tmp_path: Path, model: str, mesh: str, options: dict[str, Any]) -> None:
+    shape = Mesh.parse(mesh)
+    plan = Plan(
+        model=ModelSpec(name=f"list_jobs:{model}"),
+        mesh=shape,
+        batch=5,
+        steps=1,
+        warmup=0,
+        devices=("cpu:0",) * shape.num_workers,
+        **options,
+    )
+    assert run_plan(plan, tmp_path).to_dict()["equality"]["equal"]
+
+
+def test_a_model_that_can_not_be_cut_is_refused_with_a_way_out(importable: None) -> None:
+    plan = Plan(model=ModelSpec(name="list_jobs:checking"), batch=4, mesh=Mesh(pipeline=2))
+    with pytest.raises(CaptureError, match=r"can't capture Checking .*or run it without a cut: data=2"):
+        capture_for(plan, plan.model.load(batch=4))
+
+
+@pytest.fixture
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
-def capture(factory: str, mesh: str) -> Any:
-    """Load and capture a model of this file."""
-    workers = {} if mesh == "serial" else {"mesh": Mesh.parse(mesh)}
-    plan = Plan(model=ModelSpec(name=f"{__name__.rpartition('.')[2]}:{factory}"), batch=4, **workers)
-    return capture_for(plan, plan.model.load(batch=4))
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    sys.modules.pop("list_jobs", None)

@@ -34,7 +34,7 @@ def bad_args(): return nn.Linear(1, 1), 3
 def bad_kwargs(): return nn.Linear(1, 1), (torch.ones(1, 1),), [1]
 def no_batch(): return nn.Linear(1, 1), (3,)
 def samples(): return nn.Linear(1, 1), ([torch.ones(3, 8, 8)] * 2, [{"boxes": torch.ones(5, 4)}] * 2)
-def named_samples(): return nn.Linear(1, 1), {"images": torch.ones(2, 3), "targets": [{"boxes": torch.ones(5, 4)}] * 2}
+def other_samples(): return nn.Linear(1, 1), {"images": [torch.ones(3)], "targets": [{"boxes": torch.ones(5, 4)}] * 2}
 def options(): return nn.Linear(4, 2), (torch.ones(3, 4), [{"flip": True}] * 2)
 def no_parameters(): return nn.ReLU(), (torch.ones(2, 1),)
 def needs(argument): return argument
@@ -100,6 +100,12 @@ def test_arguments_by_name_alone() -> None:
     assert {name: len(value) for name, value in model.kwargs.items()} == {"x": 5, "labels": 5}
 
 
+def test_lists_of_samples() -> None:
+    images, targets = zoo.load("my_factories:samples", batch=5, dtype="float64").args
+    assert [image.shape for image in images] == [(3, 8, 8)] * 5
+    assert [target["boxes"].dtype for target in targets] == [torch.float64] * 5
+
+
 def test_a_model_that_computes_its_own_loss() -> None:
     model = zoo.load("my_factories:find_model_loss")
     output = model.module(*model.args, **model.kwargs)
@@ -127,8 +133,7 @@ def test_the_seed_decides_the_weights() -> None:
         ("my_factories:bad_args", "a value of type int as args"),
         ("my_factories:bad_kwargs", "a value of type list as kwargs"),
         ("my_factories:no_batch", "no tensor with a batch dimension"),
-        ("my_factories:samples", "argument 1 is a list of 2 dictionaries of tensors.*wrap the model"),
-        ("my_factories:named_samples", "argument 'targets' is a list of 2 dictionaries of tensors"),
+        ("my_factories:other_samples", "'images' is a list of 1 tensor, but argument 'targets' is a list of 2"),
         ("my_factories:no_parameters", "has no parameters"),
         ("my_factories:needs", "can't be called: it requires argument; add a default"),
         ("my_factories:fails", r"failed: KeyError: 'key' \(.*my_factories.py, line 25\)"),

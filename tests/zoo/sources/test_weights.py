@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from stagewright import zoo
 from stagewright.errors import DataMissing, UsageError
+from stagewright.spec.plan import ModelSpec
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_another_number_of_classes_makes_a_new_head(folder: Path) -> None:
 def test_a_missing_tensor_is_named(folder: Path) -> None:
     name = a_base_weight(folder)
     change(folder, name, None)
-    with pytest.raises(UsageError, match=f"lack 1 tensors of ViTForImageClassification: {name}"):
+    with pytest.raises(UsageError, match=f"lack 1 tensor of ViTForImageClassification: {name}"):
         zoo.load("digits-vit", weights=folder)
 
 
@@ -116,3 +119,38 @@ def test_real_pretrained_models(data_dir: Path) -> None:
     assert {one.dtype for one in texts.module.parameters()} == {torch.float32}
     assert isinstance(texts.inputs, zoo.TextInput)
     assert texts.inputs.tokenizer == data_dir / "minilm-l6"
+
+
+@pytest.mark.parametrize(
+    ("taken", "named"),
+    [
+        (
+            r"layers\.1\..*experts\.2\.",
+            "3 tensors of MixtralForCausalLM: {1}2.w1.weight, {1}2.w2.weight, {1}2.w3.weight",
+        ),
+        (
+            r"layers\.1\..*experts\.3\.",
+            "3 tensors of MixtralForCausalLM: {1}3.w1.weight, {1}3.w2.weight, {1}3.w3.weight",
+        ),
+        (r"layers\.0\..*experts\.0\.w2", "1 tensor of MixtralForCausalLM: {0}0.w2.weight"),
+        (r"layers\.0\..*experts\.\d\.w3", r"1 tensor of MixtralForCausalLM: model.layers.0.mlp.experts.*.w3.weight"),
+    ],
+    ids=["an expert", "the last expert", "one tensor", "a kind of tensors"],
+)
+@pytest.mark.parametrize("hollow", [False, True])
+def test_the_missing_tensors_of_an_expert_are_named(tmp_path: Path, taken: str, named: str, hollow: bool) -> None:
+    config = MixtralConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, num_local_experts=4, max_position_embeddings=16,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    for name in load_file(tmp_path / "model.safetensors"):
+        if re.search(taken, name):
+            change(tmp_path, name, None)
+    names = [f"model.layers.{layer}.block_sparse_moe.experts." for layer in range(2)]
+    with pytest.raises(UsageError) as caught:
+        ModelSpec(name=f"hf:{tmp_path}").load(batch=2, hollow=hollow)
+    assert str(caught.value) == (
+        f"the weights in {str(tmp_path)!r} lack {named.format(*names)}; add them to the files, or build the model "
+        "without these weights (--weights random)"
+    )

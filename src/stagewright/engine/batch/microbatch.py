@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from stagewright import structure
 from stagewright.errors import UsageError
+from stagewright.sample_lists import BatchDims
 from stagewright.spec.unequal_devices import split_sizes
 
 
@@ -66,32 +66,13 @@ def microbatch_layout(num_microbatches: int, replica_sizes: Sequence[int], repli
     return tuple(layout)
 
 
-def find_batch_dims(example: Any, other_example: Any) -> tuple[int | None, ...]:
-    """Return the batch dimension of each leaf of a structure, from two examples with different batch sizes."""
-    leaves, spec = structure.flatten(example)
-    other_leaves, other_spec = structure.flatten(other_example)
-    if spec != other_spec:
-        raise UsageError(f"two example batches differ in structure: {spec} and {other_spec}")
-    return tuple(_differing_dim(leaf, other) for leaf, other in zip(leaves, other_leaves, strict=True))
-
-
-def guess_batch_dims(value: Any, batch: int) -> tuple[int | None, ...]:
-    """Guess the batch dimension of each leaf from one example: dimension 0 of every tensor with ``batch`` rows."""
-    return tuple(
-        0 if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == batch else None
-        for leaf in structure.leaves(value)
-    )
-
-
-def make_slicer(value: Any, dims: Sequence[int | None], *, batch: int) -> Callable[[int, int], Any]:
+def make_slicer(value: Any, dims: BatchDims, *, batch: int) -> Callable[[int, int], Any]:
     """Return ``slice_samples(first, num)``, which slices samples out of a structure of ``batch`` samples, as views.
 
-    ``dims`` has the batch dimension of each leaf. A leaf without one is passed whole.
+    A leaf without a batch dimension is passed whole.
     """
-    leaves, spec = structure.flatten(value)
-    if len(leaves) != len(dims):
-        raise UsageError(f"the batch has {len(leaves)} values, the example had {len(dims)}; give it the same structure")
-    has_no_batch_dim = all(dim is None for dim in dims) and any(
+    leaves, spec = dims.flatten(value)
+    has_no_batch_dim = all(dim is None for dim in dims.dims) and any(
         isinstance(leaf, torch.Tensor) and leaf.ndim for leaf in leaves
     )
 
@@ -103,24 +84,24 @@ def make_slicer(value: Any, dims: Sequence[int | None], *, batch: int) -> Callab
             )
         slices = [
             leaf if dim is None else _narrow(index, leaf, dim, batch, first, num)
-            for index, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+            for index, (leaf, dim) in enumerate(zip(leaves, dims.dims, strict=True))
         ]
         return spec.unflatten(slices)
 
     return slice_samples
 
 
-def _narrow(index: int, leaf: torch.Tensor, dim: int, batch: int, first: int, num: int) -> torch.Tensor:
-    """Slice one tensor; the batch dimension may hold several consecutive rows per sample."""
+def _narrow(index: int, leaf: Any, dim: int, batch: int, first: int, num: int) -> Any:
+    """Slice a tensor or a list of samples; the batch dimension may hold several consecutive rows per sample."""
+    if isinstance(leaf, list):
+        if len(leaf) != batch:
+            raise UsageError(
+                f"value {index} of the batch is a list of {len(leaf)} items; it should hold {batch} samples"
+            )
+        return leaf[first : first + num]
     rows, remainder = divmod(leaf.shape[dim], batch)
     if remainder or not rows:
         raise UsageError(
             f"value {index} of the batch has shape {list(leaf.shape)}: its dimension {dim} should hold {batch} samples"
         )
     return leaf.narrow(dim, first * rows, num * rows)
-
-
-def _differing_dim(leaf: Any, other: Any) -> int | None:
-    if not isinstance(leaf, torch.Tensor) or not isinstance(other, torch.Tensor) or leaf.ndim != other.ndim:
-        return None
-    return next((dim for dim in range(leaf.ndim) if leaf.shape[dim] != other.shape[dim]), None)

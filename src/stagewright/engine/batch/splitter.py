@@ -9,13 +9,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from stagewright import structure
-from stagewright.engine.batch.microbatch import MicroBatch, find_batch_dims, make_slicer, microbatch_layout
+from stagewright.engine.batch.microbatch import MicroBatch, make_slicer, microbatch_layout
 from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.sample_lists import BatchDims
 from stagewright.spec.plan import Plan
 from stagewright.spec.unequal_devices import replica_sizes
 from stagewright.zoo.model import Batch, Model
@@ -77,8 +79,11 @@ class BatchSplitter:
         self.count_items = count_items
         """Counts the items of a micro-batch that its loss is the mean of; samples by default."""
         self._keywords = list(model.kwargs)
-        self._input_dims = graph.input_batch_dims()
-        self._target_dims = find_batch_dims(model.example(2).target, model.example(3).target)
+        examples = model.example(2), model.example(3)
+        self._input_dims = BatchDims.find(*map(self._inputs, examples))
+        if not self._input_dims.lists:
+            self._input_dims = BatchDims(dims=graph.input_batch_dims())
+        self._target_dims = BatchDims.find(*(example.target for example in examples))
 
     def count_samples(self, batch: Batch | ReplicaShare | Sequence[Batch]) -> int:
         """Return the number of samples in a whole batch, or in a list of micro-batches."""
@@ -86,7 +91,9 @@ class BatchSplitter:
             return batch.num_samples
         if not isinstance(batch, Batch):
             return sum(map(self.count_samples, batch))
-        return self.graph.batch_size_of(batch.args, batch.kwargs)
+        if not self._input_dims.lists:
+            return self.graph.batch_size_of(batch.args, batch.kwargs)
+        return self._input_dims.count(self._inputs(batch)) or 0
 
     def split(
         self, batch: Batch | ReplicaShare | Sequence[Batch], device: torch.device, replica: int | None = None
@@ -100,6 +107,9 @@ class BatchSplitter:
         if isinstance(batch, (Batch, ReplicaShare)):
             return self._weigh(self._slice(batch, device), replica)
         return self._weigh(self._place(batch, device), replica)
+
+    def _inputs(self, batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return batch.args, {name: batch.kwargs[name] for name in self._keywords}
 
     def _place(self, batches: Sequence[Batch], device: torch.device) -> list[MicroBatch]:
         """Distribute whole micro-batches over the replicas, in order."""
@@ -156,8 +166,7 @@ class BatchSplitter:
             first, end = share_bounds(num_samples, self.plan, batch.replica)
             replicas = range(batch.replica, batch.replica + 1)
             batch, held = batch.batch, end - first
-        kwargs = {name: batch.kwargs[name] for name in self._keywords}
-        slice_inputs = make_slicer((batch.args, kwargs), self._input_dims, batch=held)
+        slice_inputs = make_slicer(self._inputs(batch), self._input_dims, batch=held)
         slice_target = None  # a batch to predict with has no target
         if batch.target is not None:
             slice_target = make_slicer(batch.target, self._target_dims, batch=held)

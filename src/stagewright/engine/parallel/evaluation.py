@@ -67,7 +67,9 @@ class Evaluator:
         stages = {index: all_stages[index] for index in part.stages}
         for stage in stages.values():
             part.divide_sequences(stage)
-        self._variants = ShapeVariants(graph, cuts, part.variants.hollow)
+        self._variants = ShapeVariants(
+            graph, cuts, part.variants.hollow, lists=part.variants.lists, has_codecs=plan.has_codecs
+        )
         self._variants.follow(stages, part.divide_sequences)
         if plan.shard and plan.mesh.data > 1:
             axis = runner.sync.data_axis

@@ -9,19 +9,17 @@ import torch
 from torch import nn
 
 from stagewright import structure
-from stagewright.engine.batch.microbatch import find_batch_dims
 from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.tensor.apply import divides_regions, modules_to_keep_whole, plan_tensor_parallel
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.errors import CaptureError, UnknownName, UsageError
 from stagewright.graph.attention.structure import find_attentions
-from stagewright.graph.capture import capture
-from stagewright.graph.preserve import preserved
+from stagewright.graph.capture import capture, capture_fixed
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.graph.whole_model import WholeModel
+from stagewright.sample_lists import BatchDims
 from stagewright.spec.activation_checkpointing import check_recomputed_units, no_attention
 from stagewright.spec.plan import Plan
-from stagewright.zoo.example import WRAP_LISTS
 from stagewright.zoo.model import Batch, Model
 
 CAPTURED_SAMPLES = 4  # enough to tell the batch dimension from others, cheap for a batch of thousands
@@ -79,12 +77,13 @@ def capture_for(plan: Plan, model: Model) -> UnitGraph:
     """
     if plan.training:
         _reject_sparse_embeddings(model.module)
+    if plan.num_stages == 1 and plan.mesh.size("tensor") == 1 and input_dims(model).lists:
+        return _as_whole(model, "a graph is captured for one number of items of a list of samples, and their shapes")
     units = plan.units if plan.units in ("auto", "leaf") else [name.strip() for name in plan.units.split(",")]
     with autocast_of(plan, example_device(model)):  # the dtypes of crossings are those of autocast
         try:
             graph = _capture(model, units)
         except CaptureError as error:
-            _reject_lists_of_samples(model)
             if plan.num_stages > 1 or plan.mesh.size("tensor") > 1:
                 raise _suggest_uncut(error, plan) from error
             return _as_whole(model, str(error))
@@ -117,37 +116,19 @@ def _suggest_uncut(error: CaptureError, plan: Plan) -> CaptureError:
     return CaptureError(f"{error}; or run it without a cut: data={plan.mesh.num_workers}, with or without FSDP")
 
 
-def _reject_lists_of_samples(model: Model) -> None:
-    """Raise UsageError if the model takes a list of tensors, and fails when their first dimension has two rows.
-
-    A list may hold a tensor for each sample, or tensors with all samples: only running the model tells.
-    """
-    named = [*((f"argument {index}", value) for index, value in enumerate(model.args))]
-    named += [(f"argument {name!r}", value) for name, value in model.kwargs.items()]
-    lists = [(name, value) for name, value in named if isinstance(value, list) and len(structure.tensors(value)) > 1]
-    if not lists or model.weights is not None:
-        return
-    example = model.example(2)
-    args, kwargs = structure.map_tensors(torch.clone, (example.args, example.kwargs))
-    try:
-        with preserved(model.module), torch.no_grad():
-            model.module(*args, **kwargs)
-    except Exception as error:  # whatever the user's model raises
-        name, value = lists[0]
-        raise UsageError(
-            f"{name} is a list of {len(value)} tensors, and the model fails if their first dimension has 2 rows "
-            f"({type(error).__name__}): if each tensor is a sample, {WRAP_LISTS}"
-        ) from error
-
-
 def _as_whole(model: Model, reason: str) -> WholeModel:
     """Return a model that can't be captured as a single unit."""
-    examples = [model.example(size) for size in (2, 3)]
-    batch_dims = find_batch_dims(*((example.args, example.kwargs) for example in examples))
-    return WholeModel(model.module, model.args, model.kwargs, batch_dims=batch_dims, reason=reason)
+    return WholeModel(model.module, model.args, model.kwargs, batch_dims=input_dims(model), reason=reason)
+
+
+def input_dims(model: Model) -> BatchDims:
+    """Return where the arguments of a model have their samples."""
+    return BatchDims.find(*((example.args, example.kwargs) for example in (model.example(2), model.example(3))))
 
 
 def _capture(model: Model, units: str | list[str]) -> UnitGraph:
+    if input_dims(model).lists:
+        return capture_fixed(model.module, model.args, model.kwargs, units, model.batch_size)
     if model.batch_size > CAPTURED_SAMPLES:
         small_batch = move_batch(model.example(CAPTURED_SAMPLES), example_device(model))
         graph = capture(model.module, small_batch.args, small_batch.kwargs, units)

@@ -23,8 +23,9 @@ from stagewright.engine.data.parameter_shards import ParameterShards
 from stagewright.engine.expert.apply import apply_expert_parallel, expert_parameters, plan_expert_parallel
 from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
-from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices
+from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices, input_dims
 from stagewright.engine.parallel.shape_variants import ShapeVariants
+from stagewright.engine.parallel.weight_gradients import compute_in_pieces
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.state.full_state import LazyTensors, full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
@@ -39,6 +40,7 @@ from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.hollow import copy_hollow
 from stagewright.spec.plan import Plan
+from stagewright.spec.searched_order import splits_backward
 from stagewright.zoo.model import Model
 
 
@@ -55,7 +57,9 @@ class ModelPart:
                 f"the plan names {len(self.cuts)} cuts for {plan.num_stages} stages; name {plan.num_stages - 1}"
             )
         self.stage_workers = plan.stage_workers
-        self.variants = ShapeVariants(self.graph, self.cuts, copy_hollow(model.module))
+        self.variants = ShapeVariants(
+            self.graph, self.cuts, copy_hollow(model.module), lists=input_dims(model).lists, has_codecs=plan.has_codecs
+        )
         self.links = self.variants.links
         self.memory = MemoryTracker(worker=context.rank, device=context.torch_device, limit_bytes=plan.memory_bytes)
         # While the model is whole: a tensor-parallel shard is another tensor.
@@ -124,6 +128,9 @@ class ModelPart:
         self.stage_names = [self._trainable_names(stage) for stage in all_stages]
         """Their names in the model."""
         self.module = nn.ModuleList(self.stages.values())
+        is_eager = self.compile_mode == "none" and not splits_backward(plan, context.pipeline)
+        if plan.training and is_eager and context.torch_device.type == "cpu":
+            compute_in_pieces(self.module)
         self.shards: ParameterShards | None = None
         """This replica's shards of the parameters, with ZeRO."""
         self._parameter_tables: list[dict[str, nn.Parameter | None]] | None = None

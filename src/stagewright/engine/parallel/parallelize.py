@@ -23,7 +23,6 @@ from torch import nn
 
 from stagewright import structure
 from stagewright.cluster.device import pin_process
-from stagewright.engine.batch.microbatch import guess_batch_dims
 from stagewright.engine.batch.splitter import count_tokens
 from stagewright.engine.parallel.model import move_batch
 from stagewright.engine.parallel.optimizer import MakeOptimizer
@@ -37,6 +36,7 @@ from stagewright.machine.cpu_offload import move_or_offload
 from stagewright.spec.plan import OptimizerSpec, Plan
 from stagewright.spec.plan_file import read_plan
 from stagewright.spec.plan_rules import check_plan
+from stagewright.zoo.example import resized
 from stagewright.zoo.loss import model_loss
 from stagewright.zoo.model import Batch, Model
 
@@ -98,23 +98,9 @@ def _wrap_module(
 ) -> Model:
     """Wrap the user's module as a ``Model``; examples of other batch sizes repeat the samples of this one."""
     example = move_batch(example, device)
-    leaves = structure.leaves((example.args, example.kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
-    if not tensors:
+    if not any(tensor.ndim for tensor in structure.tensors((example.args, example.kwargs))):
         raise UsageError("the example has no tensor with samples; give (x, target) as the model takes it")
-    batch_size = int(tensors[0].shape[0])
-
-    def make_example(num_samples: int) -> Batch:
-        values = example.args, example.kwargs, example.target
-        leaves, spec = structure.flatten(values)
-        index = torch.arange(num_samples, device=device) % batch_size
-        samples = [
-            leaf if dim is None else leaf.index_select(dim, index)
-            for leaf, dim in zip(leaves, guess_batch_dims(values, batch_size), strict=True)
-        ]
-        args, kwargs, target = spec.unflatten(samples)
-        return Batch(args=args, kwargs=kwargs, target=target)
-
+    batch_size, make_example = resized(example, module)
     return Model(
         name=type(module).__name__,
         module=module,

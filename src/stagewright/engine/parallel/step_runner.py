@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from stagewright import structure
 from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.random_key import RandomKey, device_generators, make_key, preserve_generators, set_key
@@ -205,7 +206,8 @@ class StepRunner:
         if 0 not in self.part.stages or not any(mutated):
             return microbatch
         pairs = zip(microbatch.inputs, mutated, strict=True)
-        return replace(microbatch, inputs=[value.clone() if copies else value for value, copies in pairs])
+        copied = [structure.map_tensors(torch.clone, value) if copies else value for value, copies in pairs]
+        return replace(microbatch, inputs=copied)
 
 
 class ActivityHooks(PipelineHooks):

@@ -21,15 +21,18 @@ from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.random_key import key_stage, random_key, random_state
 from stagewright.engine.parity.relative_error import equal_or_nan
 from stagewright.engine.pipeline.link_codec import LINK_DTYPES, FakeLink
+from stagewright.graph.capture import capture_fixed
 from stagewright.graph.preserve import preserved
 from stagewright.graph.stage import Stage
 from stagewright.graph.unit_graph import UnitGraph
+from stagewright.graph.whole_model import WholeModel
 from stagewright.zoo.loss import loss_source
 from stagewright.zoo.model import LossSource
 
 _Loss: TypeAlias = Callable[[Any, Any], torch.Tensor]
 _Runner: TypeAlias = Callable[[MicroBatch], tuple[Any, Any]]
 """Returns the output and the loss of a micro-batch, with the random state of that micro-batch."""
+_ChooseStages: TypeAlias = Callable[[MicroBatch], tuple[UnitGraph, list[Stage]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,6 +72,7 @@ def make_baseline(
     perturbation: float = 0.0,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     loss_scale: float = 1.0,
+    has_lists: bool = False,
 ) -> Baseline:
     """Run one step with the plain model on a single device; the model is left unchanged.
 
@@ -76,6 +80,7 @@ def make_baseline(
     graph with quantized activations and gradients at the cuts. ``plain_attention``: use no fused kernels, which draw
     dropout masks that can't be sharded. ``perturbation``: relative size of a perturbation of what crosses the cuts.
     ``autocast``: the context of forward and loss. ``loss_scale``: scale the loss for backward, as the plan does.
+    ``has_lists``: the batch has lists of samples, so a graph is captured for each micro-batch.
     """
     model = graph.model
     baseline = Baseline()
@@ -83,10 +88,10 @@ def make_baseline(
     buffers: list[tuple[float, dict[str, torch.Tensor]]] = []
     with preserved(model):
         coded = perturbation or any(codec != "none" for link in links for codec in link)
-        stages: list[Stage] = []
+        choose: _ChooseStages | None = None
         if coded or (training and _draws_random_numbers(model, microbatches[0], loss, device)):
-            stages = graph.stages(cuts if coded else ())
-        run = _make_runner(graph, stages, cuts, links, loss, seed, device, training=training, perturbation=perturbation)
+            choose = _stage_chooser(graph, cuts if coded else (), keyed=training, has_lists=has_lists)
+        run = _make_runner(graph, choose, cuts, links, loss, seed, device, perturbation=perturbation)
     with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
         for replica in sorted({microbatch.replica for microbatch in microbatches}):
             local = [microbatch for microbatch in microbatches if microbatch.replica == replica]
@@ -154,43 +159,61 @@ def _draws_random_numbers(model: nn.Module, microbatch: MicroBatch, loss: _Loss,
     return random_state(device) != before
 
 
+def _stage_chooser(graph: UnitGraph, cuts: Sequence[int], *, keyed: bool, has_lists: bool) -> _ChooseStages:
+    """Return a function that gives the stages to run a micro-batch with, and their graph."""
+    known: dict[Any, tuple[UnitGraph, list[Stage]]] = {}
+
+    def choose(microbatch: MicroBatch) -> tuple[UnitGraph, list[Stage]]:
+        key: Any = None
+        chosen = graph
+        if has_lists and not isinstance(graph, WholeModel):
+            tensors = structure.tensors((microbatch.args, microbatch.kwargs))
+            key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key not in known:
+            if key is not None:
+                units = sorted({call.target for call in graph.calls})
+                chosen = capture_fixed(graph.model, microbatch.args, microbatch.kwargs, units, microbatch.num_samples)
+            known[key] = chosen, chosen.stages(cuts)
+            for stage in known[key][1] if keyed else ():
+                key_stage(stage)
+        return known[key]
+
+    return choose
+
+
 def _make_runner(
     graph: UnitGraph,
-    stages: Sequence[Stage],
+    choose: _ChooseStages | None,
     cuts: Sequence[int],
     links: Sequence[tuple[str, str]],
     loss: _Loss,
     seed: int,
     device: torch.device,
     *,
-    training: bool,
     perturbation: float,
 ) -> _Runner:
-    """Run the plain model, or its stages if there are any, with keyed random numbers and the codecs of the links."""
-    coded = [graph.needs_gradient(cut) for cut in cuts]
-    if training:
-        for stage in stages:
-            key_stage(stage)
+    """Run the plain model, or its stages if they are chosen, with keyed random numbers and the codecs of the links."""
 
-    def cross(values: Sequence[Any], cut: int) -> list[Any]:
+    def cross(values: Sequence[Any], cut: int, coded: Sequence[bool]) -> list[Any]:
         return [
             FakeLink.apply(value, *links[cut], perturbation) if is_coded and value.dtype in LINK_DTYPES else value  # type: ignore[no-untyped-call]
-            for value, is_coded in zip(values, coded[cut], strict=True)
+            for value, is_coded in zip(values, coded, strict=True)
         ]
 
     def run(microbatch: MicroBatch) -> tuple[Any, Any]:
         # Even if nothing is drawn, batch norms tell micro-batches apart by the key.
         with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
             args, kwargs = _clone((microbatch.args, microbatch.kwargs))
-            if not stages:
+            if choose is None:
                 output = graph.model(*args, **kwargs)
             else:
-                values: Sequence[Any] = graph.flatten(args, kwargs)
+                chosen, stages = choose(microbatch)
+                values: Sequence[Any] = chosen.flatten(args, kwargs)
                 for index, stage in enumerate(stages):
                     values = stage(*values)
                     if index < len(stages) - 1:
-                        values = cross(values, index)
-                output = graph.unflatten(values)
+                        values = cross(values, index, chosen.needs_gradient(cuts[index]))
+                output = chosen.unflatten(values)
             return output, loss(output, microbatch.target)
 
     return run

@@ -19,7 +19,7 @@ from stagewright import structure
 from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.splitter import BatchSplitter
 from stagewright.engine.parallel.loss_scale import INITIAL_SCALE, PARITY_SCALE
-from stagewright.engine.parallel.model import cut_indices
+from stagewright.engine.parallel.model import cut_indices, input_dims
 from stagewright.engine.parallel.optimizer import MakeOptimizer, make_optimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline, make_baseline, running_statistics
@@ -76,9 +76,8 @@ def baseline_of(
         assert folder is not None, "a hollow model is streamed"
         with full_precision():
             return stream_baseline(graph, model.weights, microbatches, model.loss, folder, **options)
-    make = functools.partial(
-        make_baseline, graph, microbatches, model.loss, deferred=plan.batch_norm == "deferred", **options
-    )
+    options |= {"deferred": plan.batch_norm == "deferred", "has_lists": bool(input_dims(model).lists)}
+    make = functools.partial(make_baseline, graph, microbatches, model.loss, **options)
     with offloaded(model.module, context.torch_device), full_precision():
         baseline = make(cuts=cuts, links=links)
         if exact:

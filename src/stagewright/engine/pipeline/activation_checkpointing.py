@@ -35,6 +35,7 @@ from stagewright.engine.batch.random_key import RandomKey, current_key, is_keyed
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
+from stagewright.structure import map_tensors
 
 RecomputePolicy: TypeAlias = Literal["none", "always", "except-last"] | Sequence[bool]
 """Which micro-batches of which stages are recomputed."""
@@ -125,7 +126,7 @@ class CheckpointedForward:
             self._marker = _Marker.apply(torch.zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
         if any(self._mutated):
             pairs = zip(inputs, self._mutated, strict=True)
-            inputs = tuple(value.clone() if mutated else value for value, mutated in pairs)
+            inputs = tuple(map_tensors(torch.clone, value) if mutated else value for value, mutated in pairs)
         return self._plain_forward(*inputs)
 
 

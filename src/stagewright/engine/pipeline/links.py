@@ -25,8 +25,10 @@ class Links:
 
     shapes: Callable[[int, tuple[int, int]], Sequence[TensorShape]]
     """``shapes(cut, microbatch.size)``: every tensor that crosses a cut."""
+    gradients: Callable[[int, int], Sequence[bool]]
+    """``gradients(cut, variant)``: for each tensor, whether training sends its gradient back."""
     needs_gradient: Sequence[Sequence[bool]]
-    """For each cut and tensor, whether it is an activation: training sends its gradient back, codecs compress it."""
+    """For each cut and tensor of the first graph, whether it is an activation, which codecs compress."""
 
     @classmethod
     def of(cls, graphs: Sequence[UnitGraph], cuts: Sequence[int]) -> Links:
@@ -38,4 +40,9 @@ class Links:
             crossing = graphs[variant].crossing_shapes(cuts[cut], num_samples)
             return [TensorShape(shape=shape, dtype=dtype) for shape, dtype in crossing]
 
-        return cls(shapes=shapes, needs_gradient=[graphs[0].needs_gradient(cut) for cut in cuts])
+        @functools.cache
+        def gradients(cut: int, variant: int) -> tuple[bool, ...]:
+            return graphs[variant].needs_gradient(cuts[cut])
+
+        first = [graphs[0].needs_gradient(cut) for cut in cuts]
+        return cls(shapes=shapes, gradients=gradients, needs_gradient=first)

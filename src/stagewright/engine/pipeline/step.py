@@ -149,13 +149,13 @@ class PipelineStep:
 
     def _forward(self, action: Action) -> None:
         stage, number = action.stage, action.microbatch
-        links, workers = self.config.links, self.config.stage_workers
+        links, workers, variant = self.config.links, self.config.stage_workers, self.batch[number].variant
         leaves: list[torch.Tensor] = []
         inputs: Sequence[Any] = self.batch[number].inputs
         if stage > 0:
             received = self._receive(Transfer(stage - 1, number, False), workers[stage - 1])
             if self.training:
-                for value, needed in zip(received, links.needs_gradient[stage - 1], strict=True):
+                for value, needed in zip(received, links.gradients(stage - 1, variant), strict=True):
                     if needed:
                         assert value is not None, "only a gradient can be missing"
                         leaves.append(value.requires_grad_())
@@ -173,7 +173,7 @@ class PipelineStep:
             return
         outputs = gather_logits(outputs)
         if self.training:
-            pairs = zip(outputs, links.needs_gradient[stage], strict=True)
+            pairs = zip(outputs, links.gradients(stage, variant), strict=True)
             is_split = (stage, number) in self.split_backwards
             state.outputs = [_make_root(value, is_split=is_split) for value, needed in pairs if needed]
             self.backward_states[stage, number] = state
@@ -252,11 +252,12 @@ class PipelineStep:
 
     def shapes_of(self, transfer: Transfer) -> Sequence[TensorShape]:
         """Return the tensors of a transfer: all that cross in forward, those that need a gradient in backward."""
-        links = self.config.links
-        shapes = links.shapes(transfer.cut, self.batch[transfer.microbatch].size)
+        links, microbatch = self.config.links, self.batch[transfer.microbatch]
+        shapes = links.shapes(transfer.cut, microbatch.size)
         if not transfer.backward:
             return shapes
-        return [shape for shape, needed in zip(shapes, links.needs_gradient[transfer.cut], strict=True) if needed]
+        needs_gradient = links.gradients(transfer.cut, microbatch.variant)
+        return [shape for shape, needed in zip(shapes, needs_gradient, strict=True) if needed]
 
 
 def _make_root(output: torch.Tensor, *, is_split: bool) -> torch.Tensor | None:

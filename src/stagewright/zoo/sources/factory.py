@@ -125,7 +125,7 @@ def _to_model(name: str, result: Any) -> Model:
     if not isinstance(kwargs, dict) or not all(isinstance(key, str) for key in kwargs):
         raise UsageError(f"the factory {name!r} returned {describe(kwargs)} as kwargs; they must be a dictionary")
     batch = Batch(args=tuple(args), kwargs=dict(kwargs))
-    batch_size, make_example = resized(batch)
+    batch_size, make_example = resized(batch, module)
     return Model(
         name=name,
         module=module,

@@ -16,9 +16,11 @@ from torch import nn
 from stagewright.errors import UsageError
 from stagewright.extras import require
 from stagewright.files.json_values import read_object_or_empty
+from stagewright.zoo.checkpoint_names import missing_experts
 from stagewright.zoo.model import ImageInput
 from stagewright.zoo.quiet import quiet_transformers
 from stagewright.zoo.sources.folder import abbreviate, check_folder
+from stagewright.zoo.weight_files import find_tensors
 
 
 def read_config(source: Path | str) -> Any:
@@ -64,17 +66,17 @@ def load_pretrained(model_class: Any, config: Any, source: Path | str) -> tuple[
                 trust_remote_code=False,
             )
     except Exception as error:  # safetensors, transformers and json raise different errors for a broken file
+        _check_experts(model_class, config, source)
         raise UsageError(f"the weights in {str(source)!r} can't be loaded: {first_line(error)}") from error
     missing = set(report["missing_keys"])
     mismatched = {name: (tuple(saved), tuple(expected)) for name, saved, expected in report["mismatched_keys"]}
     in_head = _head_test(module)
     lacking = sorted(name for name in missing if not in_head(name))
-    if lacking:
-        raise UsageError(
-            f"the weights in {str(source)!r} lack {len(lacking)} tensors of {type(module).__name__}: "
-            f"{abbreviate(lacking)}"
-        )
-    _check_shapes(source, {name: shapes for name, shapes in mismatched.items() if not in_head(name)})
+    wrong_shapes = {name: shapes for name, shapes in mismatched.items() if not in_head(name)}
+    if lacking or wrong_shapes:
+        _check_experts(model_class, config, source)
+        _check_present(source, type(module).__name__, lacking)
+        _check_shapes(source, wrong_shapes)
     notes = []
     new = sorted(missing | mismatched.keys())
     if new:
@@ -82,6 +84,25 @@ def load_pretrained(model_class: Any, config: Any, source: Path | str) -> tuple[
     if report["unexpected_keys"]:
         notes.append(f"in the weights but not used: {abbreviate(sorted(report['unexpected_keys']))}")
     return module.train(), tuple(notes)
+
+
+def _check_experts(model_class: Any, config: Any, source: Path | str) -> None:
+    """Raise UsageError if the files lack tensors of some experts; transformers reports a wrong shape, or no names."""
+    try:
+        with torch.device("meta"):
+            missing = missing_experts(model_class(config), find_tensors(Path(source)))
+    except Exception:  # a damaged file, or a configuration that the class refuses: the first error says so
+        return
+    _check_present(source, model_class.__name__, missing)
+
+
+def _check_present(source: Path | str, model: str, lacking: list[str]) -> None:
+    if lacking:
+        tensors = f"{len(lacking)} tensor{'s' if len(lacking) > 1 else ''}"
+        raise UsageError(
+            f"the weights in {str(source)!r} lack {tensors} of {model}: {abbreviate(lacking)}; add them to the files, "
+            "or build the model without these weights (--weights random)"
+        )
 
 
 def _head_test(module: nn.Module) -> Callable[[str], bool]:

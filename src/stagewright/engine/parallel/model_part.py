@@ -25,7 +25,6 @@ from stagewright.engine.expert.axis import ExpertAxis
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
 from stagewright.engine.parallel.model import capture_for, check_recomputation, cut_indices, input_dims
 from stagewright.engine.parallel.shape_variants import ShapeVariants
-from stagewright.engine.parallel.weight_gradients import compute_in_pieces
 from stagewright.engine.pipeline.activation_checkpointing import find_mutated_inputs
 from stagewright.engine.state.full_state import LazyTensors, full_tensors
 from stagewright.engine.tensor.apply import apply_tensor_parallel, plan_tensor_parallel, require_whole_regions
@@ -33,6 +32,7 @@ from stagewright.engine.tensor.axis import Axis, TensorAxis
 from stagewright.engine.tensor.layers import shard_layouts
 from stagewright.engine.tensor.sequence_plan import plan_sequence_parallel
 from stagewright.engine.tensor.sequence_stage import divide_stage
+from stagewright.engine.weight_gradients.in_pieces import compute_in_pieces
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.memory import MemoryTracker
 from stagewright.errors import UsageError

@@ -47,7 +47,7 @@ from stagewright.engine.pipeline.executor import PipelineExecutor
 from stagewright.engine.pipeline.link_codec import make_link_codecs
 from stagewright.engine.pipeline.links import Links
 from stagewright.engine.pipeline.unit_checkpointing import checkpoint_units
-from stagewright.engine.pipeline.weight_gradients import accumulate_in_products, accumulates_in_products
+from stagewright.engine.weight_gradients.in_products import accumulate_in_products, accumulates_in_products
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity, describe_shapes
 from stagewright.engine.worker.recorder import recorder

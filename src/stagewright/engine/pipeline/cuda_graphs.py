@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from stagewright.engine.batch.random_key import without_key
-from stagewright.engine.pipeline.weight_gradients import RecordedLinears
+from stagewright.engine.weight_gradients.in_products import RecordedLinears
 from stagewright.errors import UsageError
 from stagewright.graph.stage import Stage
 from stagewright.machine.garbage_collection import no_garbage_collection

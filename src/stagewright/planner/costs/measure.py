@@ -17,8 +17,8 @@ from stagewright.engine.batch.precision import autocast_of, torch_autocast_dtype
 from stagewright.engine.expert.apply import plan_expert_parallel
 from stagewright.engine.parallel.compilation import check_recordable, choose_compile_mode
 from stagewright.engine.parallel.model import capture_for
-from stagewright.engine.pipeline.weight_gradients import separate_share
 from stagewright.engine.tensor.apply import plan_tensor_parallel
+from stagewright.engine.weight_gradients.in_products import separate_share
 from stagewright.errors import UsageError
 from stagewright.graph.preserve import preserved
 from stagewright.graph.unit_graph import UnitGraph

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.engine.parallel import weight_gradients
-from stagewright.engine.parallel.weight_gradients import compute_in_pieces
+from stagewright.engine.weight_gradients import in_pieces
+from stagewright.engine.weight_gradients.in_pieces import compute_in_pieces
 
 
 def backward(module: nn.Linear, x: torch.Tensor) -> list[Any]:
@@ -28,10 +28,15 @@ def backward(module: nn.Linear, x: torch.Tensor) -> list[Any]:
 def test_pieces_compute_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, shape: tuple[int, ...], bias: bool
 ) -> None:
-    monkeypatch.setattr(weight_gradients, "PIECE_BYTES", 24 * 2 * 7)  # 7 rows of 50
-    pieces = []
-    compute = weight_gradients._weight_gradient
-    monkeypatch.setattr(weight_gradients, "_weight_gradient", lambda *args: pieces.append(args) or compute(*args))
+    monkeypatch.setattr(in_pieces, "PIECE_BYTES", 24 * 2 * 7)  # 7 rows of 50
+    pieces: list[Any] = []
+    compute = in_pieces._weight_gradient
+
+    def counted(*args: Any) -> torch.Tensor:
+        pieces.append(args)
+        return compute(*args)
+
+    monkeypatch.setattr(in_pieces, "_weight_gradient", counted)
     torch.manual_seed(0)
     module, x = nn.Linear(24, 50, bias=bias, dtype=dtype), torch.randn(shape).to(dtype)
     expected = backward(module, x)
@@ -49,7 +54,7 @@ def test_pieces_compute_the_same_gradients(
 
 def test_small_layers_and_other_dtypes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     small = nn.Linear(24, 50, dtype=torch.bfloat16)
-    monkeypatch.setattr(weight_gradients, "PIECE_BYTES", 24 * 2 * 26)
+    monkeypatch.setattr(in_pieces, "PIECE_BYTES", 24 * 2 * 26)
     single = nn.Linear(24, 50)
     compute_in_pieces(nn.Sequential(small, single))
     assert "forward" not in vars(small)

@@ -11,8 +11,8 @@ from transformers.pytorch_utils import Conv1D
 
 import stagewright as sw
 from stagewright.engine.parallel import model_part, step_runner
-from stagewright.engine.pipeline import weight_gradients
-from stagewright.engine.pipeline.weight_gradients import accumulates_in_products, find_linears, separate_share
+from stagewright.engine.weight_gradients import in_products
+from stagewright.engine.weight_gradients.in_products import accumulates_in_products, find_linears, separate_share
 
 MICROBATCHES = 4
 
@@ -41,18 +41,18 @@ class Products:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        add = weight_gradients._add_product
+        add = in_products._add_product
 
         def counted(*values: torch.Tensor) -> None:
             self.count += 1
             add(*values)
 
-        monkeypatch.setattr(weight_gradients, "_add_product", counted)
+        monkeypatch.setattr(in_products, "_add_product", counted)
 
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> Products:
-    monkeypatch.setattr(weight_gradients, "MIN_EAGER_ELEMENTS", 0)
+    monkeypatch.setattr(in_products, "MIN_EAGER_ELEMENTS", 0)
     monkeypatch.setattr(model_part, "check_recordable", lambda *_: None)  # on a CPU, graphs run again
     return Products(monkeypatch)
 
@@ -134,7 +134,7 @@ def test_plans_whose_eager_backward_adds_products(options: dict[str, Any], expec
 
 def test_the_share_that_forecasts_add_up_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 + 8 elements, the weight's 64 are added up inside the product."""
-    monkeypatch.setattr(weight_gradients, "MIN_EAGER_ELEMENTS", 64)
+    monkeypatch.setattr(in_products, "MIN_EAGER_ELEMENTS", 64)
     plan = sw.Plan.of("small", 8, microbatches=2)
     assert separate_share(plan, nn.Linear(8, 8), torch.device("cuda")) == pytest.approx(8 / 72)
     assert separate_share(plan, nn.Linear(8, 7), torch.device("cuda")) == 1

@@ -52,13 +52,14 @@ def test_table_has_measured_forecast_and_published() -> None:
 def test_cuts_are_one_sentence_for_all_numbers_of_stages_with_the_same_groups() -> None:
     parts = stages_parts()
     assert (
-        "Inference, 2 stages: parameters and macs cut after layers.6, balance 0.80; blocks cuts after layers.5, balance "
-        "0.98. Inference, 4 stages" in answer_to(concluded(parts), "Where does each policy")
+        "Inference, 2 stages: parameters and macs cut after layers.6, balance 0.80; blocks cuts after layers.5, "
+        "balance 0.98. Inference, 4 stages" in answer_to(concluded(parts), "Where does each policy")
     )
     splits = parts["profile-inference"]["splits"]
     splits["4"]["macs"] = {**splits["4"]["macs"], "cut_names": splits["4"]["parameters"]["cut_names"]}
     assert answer_to(concluded(parts), "Where does each policy") == (
-        "Inference, 2 and 4 stages: parameters and macs cut alike, balance 0.80 and 0.90; blocks, balance 0.98 and 0.90."
+        "Inference, 2 and 4 stages: parameters and macs cut alike, balance 0.80 and 0.90; blocks, balance 0.98 and "
+        "0.90."
     )
 
 
@@ -170,8 +171,8 @@ def test_the_change_that_gains_most_is_offered() -> None:
     parts = stages_parts()
     small = concluded(parts)
     assert (
-        "inconclusive: the best change (16 micro-batches instead of 8) is forecast to gain 4.0 %, but forecasts were off "
-        "by up to 4.6 % here" in answer_to(small, "improved")
+        "inconclusive: the best change (16 micro-batches instead of 8) is forecast to gain 4.0 %, but forecasts were "
+        "off by up to 4.6 % here" in answer_to(small, "improved")
     )
     assert small.summary is not None
     assert "What else would make it faster is inconclusive." in small.summary.advice
@@ -317,8 +318,8 @@ def test_the_summary_has_the_numbers() -> None:
     summary = concluded(stages_parts()).summary
     assert summary is not None
     assert summary.measured == (
-        "deit-small: inference with 2 stages 1.59 × (1.57 … 1.60) over one device. Inference, forecast for more devices: "
-        "4 stages 3.02 ×."
+        "deit-small: inference with 2 stages 1.59 × (1.57 … 1.60) over one device. Inference, forecast for more "
+        "devices: 4 stages 3.02 ×."
     )
     assert summary.ideal == (
         "2 × on 2 devices; with this split's balance and pipeline bubble, links free, at most inference 1.90 ×."

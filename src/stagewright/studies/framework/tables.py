@@ -7,7 +7,6 @@ from typing import Any
 
 from stagewright.table import Column, Table
 
-
 _NOTHING = ("", "–")
 
 

@@ -84,7 +84,9 @@ def _collapses(results: Results, options: Mapping[str, Any], task: str, measured
 def _rates_by_size(results: Results, options: Mapping[str, Any]) -> str:
     """How the transfer rate depends on the size."""
     transfers = (results.get(f"transfer-{task}") for task in options["recipes"])
-    sizes = next((transfer["sizes"] for transfer in transfers if transfer is not None and transfer["sizes"]), {})
+    sizes: Mapping[str, float] = next(
+        (transfer["sizes"] for transfer in transfers if transfer is not None and transfer["sizes"]), {}
+    )
     if len(sizes) < 2:
         return ""
     ordered = sorted((int(size), seconds) for size, seconds in sizes.items())

@@ -71,7 +71,8 @@ def _latency_table(results: Results, options: Mapping[str, Any]) -> Table:
         rows,
         f"{options['algorithm'].capitalize()} all-reduce between {options['hosts']} hosts {hosts}, last layer first, "
         "as backward produces the gradients. A percentile is shown if at least two trials lie beyond it. Ideal: from "
-        f"the bandwidth and latency of the best pair of hosts alone; beaten: {_BEATEN[options['where']]}. Every result was checked.",
+        f"the bandwidth and latency of the best pair of hosts alone; beaten: {_BEATEN[options['where']]}. Every result "
+        "was checked.",
     )
 
 

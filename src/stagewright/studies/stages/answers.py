@@ -10,6 +10,7 @@ from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.forecasts import ForecastCheck
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
+from stagewright.studies.parts.shares import shares_text
 from stagewright.studies.stages.contrast import Contrast
 from stagewright.studies.stages.measured import (
     PUBLISHED,
@@ -234,25 +235,9 @@ def _traces(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[s
             f"{options['microbatches']} micro-batches over {counted(run.num_stages - 1, 'cut')}; the baseline sends "
             "nothing."
         )
-        workers = "; ".join(f"worker {share['worker']}: {_breakdown(share)}" for share in why["shares"])
-        sentences.append(f"Time of a step: {workers}; baseline: {_breakdown(why['serial_shares'][0])}.")
+        workers = "; ".join(f"worker {share['worker']}: {shares_text(share)}" for share in why["shares"])
+        sentences.append(f"Time of a step: {workers}; baseline: {shares_text(why['serial_shares'][0])}.")
     return tuple(sentences) or ("Unknown: no pipeline was measured.",)
-
-
-_CATEGORIES = {
-    "compute": "compute",
-    "transfer": "sends and receives",
-    "collective": "collectives",
-    "bubble": "pipeline bubble",
-    "wait": "waiting for a late peer",
-    "overhead": "engine overhead",
-}
-
-
-def _breakdown(share: Mapping[str, Any]) -> str:
-    """Write "compute 81 %, sends and receives 5.0 %, …" with every category of 0.5 % and more."""
-    shares = {name: share[f"{name}_s"] / share["step_s"] for name in _CATEGORIES}
-    return ", ".join(f"{_CATEGORIES[name]} {percent(part)}" for name, part in shares.items() if part >= 0.005)
 
 
 def _improvements(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:

@@ -328,8 +328,8 @@ def test_the_summary_says_where_the_time_of_a_step_went() -> None:
     summary = concluded(parts, workers=[2]).summary
     assert summary is not None
     assert summary.why.endswith(
-        "Time of a step (CIFAR-10, mean of 2 workers): data parallel compute 80 %, most of the rest collectives (20 %); "
-        "pipeline compute 70 %, most of the rest pipeline bubble (25 %)."
+        "Time of a step (CIFAR-10, mean of 2 workers): data parallel compute 80 %, most of the rest collectives (20 "
+        "%); pipeline compute 70 %, most of the rest pipeline bubble (25 %)."
     )
 
 

@@ -309,9 +309,30 @@ def test_stages_that_share_devices_are_measured_against_the_devices() -> None:
     parts = stages_parts()
     for turn in (1, 2):
         parts[f"run-inference-4-blocks-{turn}"] = row(30.0, run=f"runs/s{turn}", sent=MIB, shared=True)
-    text = answer_to(concluded(parts), "reach over")
-    assert "which is 73 % of the ideal 2 ×" in text
-    assert "Its stages shared devices" in text
+    findings = concluded(parts)
+    text = answer_to(findings, "reach over")
+    assert "4 stages: ran with its stages sharing 2 devices, cut by blocks, and passed its parity check." in text
+    assert (
+        "what it sends (1.00 MiB per step), not a speed-up: 1.46 × (1.43 … 1.50 over 2 rounds) is of shared devices. "
+        "Forecast" in text
+    )
+    assert "with a device like these for each stage: 3.02 ×" in text
+    assert "Inference, 4 stages, forecast: blocks 3.02 ×" in answer_to(findings, "Which policy")
+
+
+def test_a_run_on_shared_devices_is_not_explained() -> None:
+    parts = {name: data for name, data in stages_parts().items() if not name.startswith("run-inference-2")}
+    for turn in (1, 2):
+        parts[f"run-inference-4-blocks-{turn}"] = row(30.0, run=f"runs/s{turn}", sent=MIB, shared=True)
+    parts["why-inference"] |= {"stages": 4, "num_devices": 4, "run": "runs/s2"}
+    findings = concluded(parts)
+    assert answer_to(findings, "below") == (
+        "Inference: unknown, since no pipeline was measured with a device for each stage."
+    )
+    assert not any(table.title.startswith("Why ") for table in findings.tables)
+    assert findings.summary is not None
+    assert findings.summary.measured == "No pipeline was measured on 2 devices with a device for each stage."
+    assert findings.summary.advice == "Run as many stages as there are devices: --stages 2."
 
 
 def test_the_summary_has_the_numbers() -> None:
@@ -342,7 +363,7 @@ def test_the_summary_has_the_numbers() -> None:
     assert "any of these policies will do" in level.advice
     nothing = conclude(STAGES_OPTIONS, Results({})).summary
     assert nothing is not None
-    assert nothing.measured == "No pipeline was measured on 2 devices."
+    assert nothing.measured == "No pipeline was measured on 2 devices with a device for each stage."
 
 
 def test_an_impossible_speedup_is_neither_explained_nor_a_baseline_of_forecasts() -> None:

@@ -96,7 +96,7 @@ def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Itera
         measured = {run.num_stages for run in runs[mode]}
         others = [count for count in options["stages"] if count not in measured]
         yield from (
-            _speedup(options, mode, count, [run for run in runs[mode] if run.num_stages == count])
+            _speedup(results, options, mode, count, [run for run in runs[mode] if run.num_stages == count], check)
             for count in options["stages"]
             if count in measured
         )
@@ -106,13 +106,27 @@ def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Itera
         yield from _not_run(results, options, mode, others, check)
 
 
-def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[MeasuredRun]) -> str:
+def _speedup(
+    results: Results,
+    options: Mapping[str, Any],
+    mode: str,
+    count: int,
+    runs: Sequence[MeasuredRun],
+    check: ForecastCheck,
+) -> str:
     """The measured speed-up with one number of stages, or why there is none."""
     head = f"{mode.capitalize()} with {count} stages"
     best = max((run for run in runs if run.speedup is not None), key=lambda run: run.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:
         rounds = f" ({spread(best.speedups)} over {len(best.speedups)} rounds)" if len(best.speedups) > 1 else ""
-        sharing = " Its stages shared devices, so this is no meaningful speed-up." if best.shared else ""
+        if best.shared:
+            devices = counted(len(set(options["devices"])), "device")
+            return (
+                f"{head}: ran with its stages sharing {devices}, cut by {best.policies}, and passed its parity check. "
+                f"That shows that the split computes the same and what it sends ({format_bytes(best.sent_bytes)} per "
+                f"step), not a speed-up: {times(best.speedup)}{rounds} is of shared devices. "
+                f"{_forecast_of(results, options, mode, count, check)}{_published(mode, (count,))}"
+            )
         ideal = min(count, len(set(options["devices"])))
         share = (
             f"which is {percent(best.speedup / ideal)} of the ideal {ideal} ×"
@@ -122,7 +136,7 @@ def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[M
         )
         return (
             f"{head}: measured {times(best.speedup)}{rounds}, {share}, at {best.samples_per_s:.1f} samples/s, cut by "
-            f"{best.policies}.{sharing}{_published(mode, (count,))}"
+            f"{best.policies}.{_published(mode, (count,))}"
         )
     left_out = [ratio for run in runs for ratio in run.implausible]
     if left_out:
@@ -132,6 +146,20 @@ def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[M
             "study again on a quiet machine (--restart)."
         )
     return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
+
+
+def _forecast_of(results: Results, options: Mapping[str, Any], mode: str, count: int, check: ForecastCheck) -> str:
+    """Write the forecast with a device for each stage, or that there is none."""
+    forecasts = forecasts_of(results, mode, count)
+    if not forecasts:
+        return "It was not forecast."
+    names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
+    speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
+    if speedup is None:
+        return "Its forecast with a device for each stage is withheld."
+    machine = "on the given cluster" if options["cluster"] else "with a device like these for each stage"
+    kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
+    return f"{kind} {machine}: {times(speedup)}, cut by {names}."
 
 
 def _published(mode: str, counts: Sequence[int]) -> str:
@@ -147,7 +175,6 @@ def _not_run(
     results: Results, options: Mapping[str, Any], mode: str, counts: Sequence[int], check: ForecastCheck
 ) -> Iterator[str]:
     """Forecast the numbers of stages for which there are too few devices; one sentence for those without forecast."""
-    machine = "on the given cluster" if options["cluster"] else "with a device like these for each stage"
     reason = f"not run, for there are only {counted(len(options['devices']), 'device')} (--oversubscribe runs it)"
     withheld, unknown = [], []
     for count in counts:
@@ -155,16 +182,11 @@ def _not_run(
         if not forecasts:
             unknown.append(count)
             continue
-        names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
-        speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
-        if speedup is None:
+        if check.verdict == "withheld":
             withheld.append(count)
             continue
-        kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
-        yield (
-            f"{mode.capitalize()} with {count} stages: {reason}. {kind} {machine}: {times(speedup)}, cut by {names}."
-            f"{_published(mode, (count,))}"
-        )
+        forecast = _forecast_of(results, options, mode, count, check)
+        yield f"{mode.capitalize()} with {count} stages: {reason}. {forecast}{_published(mode, (count,))}"
     if withheld:
         yield (
             f"{mode.capitalize()} with {joined(map(str, withheld))} stages: {reason}; the forecast is withheld."
@@ -186,7 +208,7 @@ def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterato
             why = (
                 "has a plausible speed-up"
                 if any(run.implausible for run in runs[mode])
-                else "was measured and explained"
+                else "was measured with a device for each stage"
             )
             yield f"{mode.capitalize()}: unknown, since no pipeline {why}."
             continue

@@ -42,7 +42,9 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Co
         if saved is None:
             continue
         for count in options["stages"]:
-            measured = [run for run in runs[mode] if run.num_stages == count and run.speedup is not None]
+            measured = [
+                run for run in runs[mode] if run.num_stages == count and run.speedup is not None and not run.shared
+            ]
             if measured:
                 head = f"{mode.capitalize()}, {count} stages"
                 yield from _best_measured(head, measured, saved["splits"][str(count)])
@@ -50,8 +52,9 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Co
                 yield from _best_forecast(
                     mode, count, results, options, forecast_check(results, options, mode, runs[mode])
                 )
-        counts = {run.num_stages for run in runs[mode]}
-        if len(options["policies"]) > 1 and counts and len(runs[mode]) == len(counts):
+        compared = [run for run in runs[mode] if not run.shared]
+        counts = {run.num_stages for run in compared}
+        if len(options["policies"]) > 1 and counts and len(compared) == len(counts):
             other = (
                 f" A model in which they differ: {DIFFERING}" if contrast is None or len(contrast.ordered) < 2 else ""
             )
@@ -59,7 +62,7 @@ def _best(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Co
                 f"{mode.capitalize()}: where it was run, all policies choose the same cuts, so no measurement can tell "
                 f"them apart.{other}"
             )
-        if not any(run.speedup is not None for run in runs[mode]):
+        if not any(run.speedup is not None for run in compared):
             why = "has a plausible speed-up" if any(run.implausible for run in runs[mode]) else "was measured"
             yield f"{mode.capitalize()}: no pipeline {why}, so no policy can be called the best."
 

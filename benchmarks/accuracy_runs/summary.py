@@ -56,6 +56,7 @@ def _of_task(task: str, rows: Sequence[Row]) -> Iterator[Row]:
             "batch": group[0]["batch"],
             "steps": group[0]["steps"],
             "learning_rate": group[0]["learning_rate"],
+            "training_loss": statistics.fmean(row["training_loss"] for row in group),
             "samples_per_s": statistics.median(row["steps"] * row["batch"] / row["training_s"] for row in group),
         }
 

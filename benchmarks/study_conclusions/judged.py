@@ -8,6 +8,7 @@ from typing import Any
 from stagewright.studies.codecs.measured import (
     GOAL_RATIO,
     collapse_verdict,
+    faster_here,
     goal_points,
     may_collapse,
     measured_codecs,
@@ -29,12 +30,13 @@ def conclude_codecs(results: Results, options: Mapping[str, Any]) -> Conclusions
     for task, recipe in options["recipes"].items():
         measured, name = measured_codecs(results, options, task), recipe.shown_data
         reference, scale = without_codec(measured), task_scale(results, options, task, measured)
+        faster, _ = faster_here(results, measured)
         verdicts: dict[str, str] = {}
         for codec in measured:
             if codec.codec == "none" or not codec.raw_bytes:
                 continue
             found[f"{codec.codec}: compression ratio"] = f"{codec.ratio:.3f}"
-            found[f"{name}: {codec.codec} saves time on this link"] = "yes" if codec.is_faster_here else None
+            found[f"{name}: {codec.codec} saves time on this link"] = "yes" if codec.codec in faster else None
             if reference is None or codec.mean is None or not scale.has_learned(reference):
                 continue
             verdicts[codec.codec] = verdict = scale.compare(codec, reference, goal_points(task))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from measured_figures.markdown import Record, load_record, paragraph, source, table
 
 _TASKS = {"cifar10": "CIFAR-10", "cola": "CoLA", "rte": "RTE, batch 32", "rte64": "RTE, batch 64"}
@@ -48,7 +50,7 @@ def accuracy_tables() -> str:
         + table(head, lines, right=True)
         + "\n"
         + "".join(f"- {_details(task, summary)}\n" for task in tasks)
-        + f"- {_longer(record['rows'])}\n"
+        + _learning_rates(record["rows"])
     )
 
 
@@ -68,6 +70,12 @@ def _details(task: str, summary: list[Record]) -> str:
     epochs = row["steps"] * row["batch"] / row["num_train"]
     learned = row["mean"] - row["half_width"] > row["chance"]
     doubt = "" if learned else " That is within the interval: the model learned too little to judge codecs by it."
+    if not learned and task.startswith("rte"):
+        doubt += (
+            f" It fits its training samples (training loss {row['training_loss']:.2f}), so more steps do not help: the "
+            "samples are too few for this encoder. Published for small encoders that were not trained on another "
+            "inference task first: 57 to 62 % (BERT-Tiny to BERT-Medium, arXiv:1908.08962); for RoBERTa: 78.6 %."
+        )
     return (
         f"{_TASKS[task]}: {row['num_train']:,} training samples, {epochs:.1f} epochs, batch {row['batch']}, AdamW with "
         f"{row['learning_rate']:g}; {row['num_evaluated']:,} evaluated samples; the most frequent class alone reaches "
@@ -75,27 +83,16 @@ def _details(task: str, summary: list[Record]) -> str:
     )
 
 
-def _longer(rows: list[Record]) -> str:
-    """Say what longer trainings of RTE reach on held-out samples of the training set."""
-    longer = [row for row in rows if row["task"] == "rte-long"]
-    rates = sorted({row["learning_rate"] for row in longer})
-    texts = [_scores([row for row in longer if row["learning_rate"] == rate]) for rate in rates]
-    best = {rate: [row for row in rows if _is_search(row, "rte64", rate)] for rate in rates}
-    short = next(_scores(found) for found in best.values() if found)
-    epochs = round(longer[0]["steps"] * longer[0]["batch"] / longer[0]["num_train"])
-    loss = max(row["training_loss"] for row in longer)
-    return (
-        f"Why RTE stays near guessing: longer training does not help. After {epochs} epochs in batches of "
-        f"{longer[0]['batch']}, the training loss is at most {loss:.3f}, yet held-out training samples reach "
-        f"{'; '.join(texts)} (after 10 epochs: {short}). MiniLM has 22 M parameters, and RTE 2,490 samples: it learns "
-        "these by heart. The published 79 % are of RoBERTa, whose weights are not at hand."
-    )
-
-
-def _is_search(row: Record, task: str, rate: float) -> bool:
-    return bool(row["is_search"]) and row["task"] == task and row["learning_rate"] == rate
-
-
-def _scores(rows: list[Record]) -> str:
-    scores = " and ".join(f"{row['score']:.1f} %" for row in rows)
-    return f"{scores} with {rows[0]['learning_rate']:g}"
+def _learning_rates(rows: list[Record]) -> str:
+    """List the learning rates and schedules that were tried on held-out training samples."""
+    tried: dict[tuple[str, int, int, float], list[float]] = {}
+    for row in rows:
+        if row["is_search"] and row.get("score") is not None:
+            epochs = round(row["steps"] * row["batch"] / row["num_train"])
+            tried.setdefault((row["task"], row["batch"], epochs, row["learning_rate"]), []).append(row["score"])
+    names = _TASKS | {"rte": "RTE", "rte64": "RTE", "rte-long": "RTE"}
+    texts = [
+        f"{names[task]}, batch {batch}, {epochs} epochs, {rate:g}: {statistics.fmean(scores):.1f}"
+        for (task, batch, epochs, rate), scores in sorted(tried.items())
+    ]
+    return f"- Learning rates, on held-out training samples, mean of two seeds: {'; '.join(texts)}.\n" if texts else ""

@@ -64,7 +64,7 @@ def test_a_longer_schedule_is_only_judged_on_held_out_samples() -> None:
 
 def row(case: Case, score: float | None, **values: Any) -> dict[str, Any]:
     measured = {"ratio": 1.0, "accuracy": score, "num_train": 9, "num_evaluated": 1000, "batch": 3, "steps": 6}
-    return {**case.to_dict(), **measured, "training_s": 2.0, "score": score, **values}
+    return {**case.to_dict(), **measured, "training_s": 2.0, "training_loss": 0.5, "score": score, **values}
 
 
 def test_the_best_learning_rate_is_that_of_all_seeds() -> None:

@@ -58,3 +58,10 @@ def test_columns_of_nccl_tests() -> None:
     (row,) = [line.split() for line in lines if not line.startswith("#")]
     assert row == ["1024", "256", "float", "sum", "-1", "1000.0", "0.001", "0.002", "0"]
     assert "# Avg bus bandwidth    : 0.001536" in lines
+
+
+def test_a_single_trial_has_a_whole_number_on_its_axis() -> None:
+    figure = fabric_figure(result([8]), [np.array([0.002])])
+    axes = figure.axes[1]
+    figure.canvas.draw()
+    assert all(float(tick) == int(tick) for tick in axes.get_xticks())

@@ -103,6 +103,37 @@ def test_fewest_bytes_and_the_goal() -> None:
     assert "none of these codecs stays within" in answer_to(concluded(codecs_parts(bad) | exact()), "How few bytes")
 
 
+def test_a_goal_that_an_unclear_codec_may_meet_is_not_missed() -> None:
+    noisy = {**ACCURACIES, "sort3+1": (91.0, 99.0), "bf16": (95.8, 96.0)}
+    text = answer_to(concluded(codecs_parts(noisy) | exact()), "How few bytes")
+    assert "bf16 stays within 0.5 points" in text
+    assert "inconclusive for sort3+1 (12 % of the bytes)" in text
+    assert "whether the goal of 0.15 is met is inconclusive" in text
+    assert "missed" not in text
+
+
+def test_a_busy_machine_gives_no_verdict_on_its_link() -> None:
+    parts = codecs_parts()
+    parts["transfer-cifar10"]["codecs"]["bf16"]["seconds"] = 0.0002
+    quiet, busy = concluded(parts), concluded(parts | {"other-load": {"share": 0.5}})
+    assert quiet.summary is not None
+    assert busy.summary is not None
+    assert "bf16 saves time." in answer_to(quiet, "On which links")
+    assert "use bf16: a tensor arrives sooner" in quiet.summary.advice
+    reason = "since other programs took 50 % of the cores' time"
+    assert f"inconclusive, {reason}." in answer_to(busy, "On which links")
+    assert f"it is inconclusive whether a codec saves time, {reason}" in busy.summary.advice
+
+
+def test_the_summary_answers_what_crosses_and_how_the_rate_grows() -> None:
+    summary = concluded(codecs_parts()).summary
+    assert summary is not None
+    assert "sends [64,16,16,16] and [64,1280,1,1], and their gradients back." in summary.measured
+    assert "Sort quantization with 8 and 4 bits sends 25 % and 12 %." in summary.measured
+    assert "With 8 bits and fewer sort3+1 collapses." in summary.measured
+    assert "latency counts less: 4.00 KiB at 328 Mb/s, 16.0 MiB at 10.49 Gb/s." in summary.why
+
+
 def test_an_interval_wider_than_the_limit_gives_no_verdict() -> None:
     noisy = {**ACCURACIES, "none": (90.0, 96.0)}
     text = answer_to(concluded(codecs_parts(noisy) | exact()), "How few")
@@ -113,7 +144,7 @@ def test_an_interval_wider_than_the_limit_gives_no_verdict() -> None:
 def test_the_same_words_for_every_codec() -> None:
     text = answer_to(concluded(codecs_parts()), "collapse")
     assert "Collapse: sort3+1 (4 bits) keeps 26 %." in text
-    assert "Do not: hadamard4/block8 keeps 100 % and sort6+2 (8 bits) keeps 99 %." in text
+    assert "No collapse: hadamard4/block8 keeps 100 % and sort6+2 (8 bits) keeps 99 %." in text
     ours = {**ACCURACIES, "hadamard4/block8": (14.0, 14.0)}
     text = answer_to(concluded(codecs_parts(ours)), "collapse")
     assert "Collapse: hadamard4/block8 keeps 4.7 % and sort3+1 (4 bits) keeps 26 %." in text
@@ -220,7 +251,7 @@ def test_what_can_not_be_studied_is_refused(wrong: dict[str, Any], text: str) ->
 def test_the_summary_has_the_numbers() -> None:
     found = concluded(codecs_parts())
     assert found.summary is not None
-    assert "of fp32. CIFAR-10, " in found.summary.measured
+    assert "sends 25 % and 12 %. CIFAR-10, " in found.summary.measured
     assert "saves time on links below" in found.summary.why
     nothing = conclude(CODECS_OPTIONS, Results({})).summary
     assert nothing is not None

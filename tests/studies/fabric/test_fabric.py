@@ -12,7 +12,7 @@ from tests.studies.fake_training_parts import FABRIC_OPTIONS, fabric_parts, sent
 from stagewright.errors import UsageError
 from stagewright.studies import Findings, Results
 from stagewright.studies.fabric.options import Options
-from stagewright.studies.fabric.study import build_study, conclude
+from stagewright.studies.fabric.study import build_study, conclude, workload_on
 from stagewright.studies.fabric.tables import shown_share
 
 
@@ -118,6 +118,28 @@ def test_trials_are_batches_times_epochs() -> None:
 
 def test_an_ideal_that_is_beaten_has_no_share() -> None:
     assert [shown_share(share) for share in (None, 0.5, 1.0, 1.12)] == ["–", "50 %", "100 %", "beaten"]
+    parts = fabric_parts()
+    parts["sent-mlp-mnist-clean"]["layers"][0]["share_of_ideal"] = 1.5
+    table = concluded(parts).tables[0]
+    assert "beaten: an emulated link lets a burst of a millisecond pass after a pause" in table.notes[0]
+    assert next(column.align for column in table.columns if column.name == "% of ideal speed") == "right"
+    assert "beaten: the probe was disturbed." in concluded(parts, where="loopback").tables[0].notes[0]
+
+
+def test_retransmissions_are_told_where_packets_are_lost() -> None:
+    parts = fabric_parts()
+    parts["sent-mlp-mnist-lossy-link"] = sent("lossy-link", times_s=[0.01, 0.01, 0.05], kind="lossy-link", rank=2)
+    networks = [*FABRIC_OPTIONS["sent"], ("mlp-mnist", "mlp-mnist", "lossy-link")]
+    tails = answer_to(concluded(parts, sent=networks), "tail")
+    assert tails.count("TCP retransmitted 3 segments") == 1
+    assert "Lossy link: fc4 has the longest tail: at most 50.0 ms, which is 5.00 × its median of 10.0 ms; TCP" in tails
+
+
+def test_a_failing_link_is_hardly_warmed_up() -> None:
+    options = Options()
+    assert workload_on(options, options.model, "clean").warmup == 5
+    assert workload_on(options, options.model, "failing-link").warmup == 1
+    assert workload_on(options, options.model, "late-host").delays_s == (0.0, 0.0, options.late_s, 0.0)
 
 
 def test_sizes_of_activations_stand_beside_those_of_gradients() -> None:
@@ -145,9 +167,14 @@ def test_the_summary_has_the_numbers() -> None:
     summary = concluded(fabric_parts()).summary
     assert summary is not None
     assert summary.measured == (
-        "The gradients of mlp-mnist are all-reduced in 11.0 ms per step on 1gbit links (median of 3 trials). The "
-        "longest all-reduce of a layer takes 4.00 s (slow link)."
+        "The gradients of mlp-mnist (fc4 2600 and fc1 803840 bytes, the last layer first) are all-reduced in 11.0 ms "
+        "per step on 1gbit links (median of 3 trials, one for each batch; an epoch has 938). All-reduces of a layer "
+        "that take 20 ms or more, as often published: 17 % (clean network) and 67 % (slow link). The longest "
+        "all-reduce of a layer takes 4.00 s (slow link)."
     )
+    epochs = concluded(fabric_parts(), epochs=2, num_trials=1876).summary
+    assert epochs is not None
+    assert "(median of 3 trials, one for each batch of 2 epochs with 938 batches)" in epochs.measured
     assert summary.ideal.startswith("5.50 ms per step from the bandwidth and latency of the links alone; reached: 50 %")
     assert "slow link 10.00 ×" in summary.why
     assert "Slow link: replace it" in summary.advice

@@ -42,7 +42,12 @@ def test_a_slower_strategy_may_save_memory() -> None:
     assert (
         text == "Pipeline is slower than one device (0.80 ×), but its workers need at most 250 MiB instead of 400 MiB."
     )
-    assert "None of them" in answer_to(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "is slower")
+    none = answer_to(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "is slower")
+    assert none.startswith("None of them")
+    assert none.endswith(
+        "A reason to use one that is: memory. Tensor with checkpointing needs 165 MiB on its largest worker instead of "
+        "400 MiB."
+    )
     assert "no less than one device" in answer_to(
         concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slower than one device"
     )
@@ -135,11 +140,11 @@ def test_least_memory() -> None:
 
 def test_workers_that_did_the_same_and_those_that_did_not() -> None:
     text = answer_to(concluded(memory_parts()), "execute")
-    assert "Data, 90 operators per step: workers of data. Data, actions of every worker: 4 forward." in text
+    assert "Data, 90 operators per step: workers of data. Data, actions of every worker: 4 forwards." in text
     assert "Pipeline, 90 and 100 operators per step: workers of pipeline." in text
     parts = memory_parts()
     parts["executed-pipeline"]["pipeline"][1]["kinds"] = {"forward": {"count": 8, "seconds": 1.0, "bytes": 0}}
-    assert "Pipeline, actions of each worker: worker 0 4 forward; worker 1 8 forward." in answer_to(
+    assert "Pipeline, actions of each worker; worker 0: 4 forwards; worker 1: 8 forwards." in answer_to(
         concluded(parts), "execute"
     )
 
@@ -245,8 +250,14 @@ def test_the_summary_has_the_numbers() -> None:
     assert summary is not None
     assert summary.measured == (
         "gpt-layers:4 on two devices, over one: data 1.70 ×, tensor 1.40 × and pipeline 0.80 ×. Tensor with "
-        "checkpointing needs the least memory: 165 MiB on its largest worker, 41 % of one device."
+        "checkpointing needs the least memory: 165 MiB on its largest worker, 41 % of one device. Activation "
+        "checkpointing saves 25 % of the memory and takes 25 % more time."
     )
+    assert "The two workers of data and tensor execute the same operators, those of pipeline execute" in summary.why
+    assert "tensor communicates within operators (0 collectives) and pipeline between operators" in summary.why
+    busy = concluded(memory_parts() | {"calibration": {"noise": 0.9}}).summary
+    assert busy is not None
+    assert busy.measured.endswith("saves 25 % of the memory and its cost in time is inconclusive.")
     assert "with free communication the same steps would reach data 2.00 ×" in summary.ideal
     assert "data collectives (20 % of a step)" in summary.why
     assert summary.advice.startswith("Where the model fits, use data.")
@@ -263,7 +274,7 @@ def test_a_busy_machine_gives_no_order_from_one_round() -> None:
     parts["calibration"] = {"measured_at": "2026-11-17T16:39", "noise": 0.42}
     busy = concluded(parts)
     assert "Data is the fastest, pipeline or tensor the slowest." in answer_to(busy, "highest")
-    assert "Inconclusive for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")
+    assert "inconclusive for pipeline (0.92 ×) and tensor (0.72 ×)" in answer_to(busy, "is slower")
 
 
 def test_a_busy_machine_advises_nothing_about_speed() -> None:
@@ -274,7 +285,7 @@ def test_a_busy_machine_advises_nothing_about_speed() -> None:
     busy = concluded(parts | {"other-load": {"share": 0.8}})
     assert busy.summary is not None
     assert busy.summary.advice.startswith("Whether any strategy is faster than one device is uncertain")
-    assert "Inconclusive for data (0.88 ×)" in answer_to(busy, "slower than one device")
+    assert "inconclusive for data (0.88 ×)" in answer_to(busy, "slower than one device")
     text = answer_to(busy, "cost and save")
     assert (
         "Data: activation checkpointing costs an uncertain amount of time (measured 25 % more, on a busy machine)"

@@ -52,13 +52,14 @@ def test_table_has_measured_forecast_and_published() -> None:
 def test_cuts_are_one_sentence_for_all_numbers_of_stages_with_the_same_groups() -> None:
     parts = stages_parts()
     assert (
-        "Inference, 2 stages: parameters and macs cut after layers.6, balance 0.80; blocks cuts after layers.5, balance "
-        "0.98. Inference, 4 stages" in answer_to(concluded(parts), "Where does each policy")
+        "Inference, 2 stages: parameters and macs cut after layers.6, balance 0.80; blocks cuts after layers.5, "
+        "balance 0.98. Inference, 4 stages" in answer_to(concluded(parts), "Where does each policy")
     )
     splits = parts["profile-inference"]["splits"]
     splits["4"]["macs"] = {**splits["4"]["macs"], "cut_names": splits["4"]["parameters"]["cut_names"]}
     assert answer_to(concluded(parts), "Where does each policy") == (
-        "Inference, 2 and 4 stages: parameters and macs cut alike, balance 0.80 and 0.90; blocks, balance 0.98 and 0.90."
+        "Inference, 2 and 4 stages: parameters and macs cut alike, balance 0.80 and 0.90; blocks, balance 0.98 and "
+        "0.90."
     )
 
 
@@ -170,8 +171,8 @@ def test_the_change_that_gains_most_is_offered() -> None:
     parts = stages_parts()
     small = concluded(parts)
     assert (
-        "inconclusive: the best change (16 micro-batches instead of 8) is forecast to gain 4.0 %, but forecasts were off "
-        "by up to 4.6 % here" in answer_to(small, "improved")
+        "inconclusive: the best change (16 micro-batches instead of 8) is forecast to gain 4.0 %, but forecasts were "
+        "off by up to 4.6 % here" in answer_to(small, "improved")
     )
     assert small.summary is not None
     assert "What else would make it faster is inconclusive." in small.summary.advice
@@ -308,17 +309,38 @@ def test_stages_that_share_devices_are_measured_against_the_devices() -> None:
     parts = stages_parts()
     for turn in (1, 2):
         parts[f"run-inference-4-blocks-{turn}"] = row(30.0, run=f"runs/s{turn}", sent=MIB, shared=True)
-    text = answer_to(concluded(parts), "reach over")
-    assert "which is 73 % of the ideal 2 ×" in text
-    assert "Its stages shared devices" in text
+    findings = concluded(parts)
+    text = answer_to(findings, "reach over")
+    assert "4 stages: ran with its stages sharing 2 devices, cut by blocks, and passed its parity check." in text
+    assert (
+        "what it sends (1.00 MiB per step), not a speed-up: 1.46 × (1.43 … 1.50 over 2 rounds) is of shared devices. "
+        "Forecast" in text
+    )
+    assert "with a device like these for each stage: 3.02 ×" in text
+    assert "Inference, 4 stages, forecast: blocks 3.02 ×" in answer_to(findings, "Which policy")
+
+
+def test_a_run_on_shared_devices_is_not_explained() -> None:
+    parts = {name: data for name, data in stages_parts().items() if not name.startswith("run-inference-2")}
+    for turn in (1, 2):
+        parts[f"run-inference-4-blocks-{turn}"] = row(30.0, run=f"runs/s{turn}", sent=MIB, shared=True)
+    parts["why-inference"] |= {"stages": 4, "num_devices": 4, "run": "runs/s2"}
+    findings = concluded(parts)
+    assert answer_to(findings, "below") == (
+        "Inference: unknown, since no pipeline was measured with a device for each stage."
+    )
+    assert not any(table.title.startswith("Why ") for table in findings.tables)
+    assert findings.summary is not None
+    assert findings.summary.measured == "No pipeline was measured on 2 devices with a device for each stage."
+    assert findings.summary.advice == "Run as many stages as there are devices: --stages 2."
 
 
 def test_the_summary_has_the_numbers() -> None:
     summary = concluded(stages_parts()).summary
     assert summary is not None
     assert summary.measured == (
-        "deit-small: inference with 2 stages 1.59 × (1.57 … 1.60) over one device. Inference, forecast for more devices: "
-        "4 stages 3.02 ×."
+        "deit-small: inference with 2 stages 1.59 × (1.57 … 1.60) over one device. Inference, forecast for more "
+        "devices: 4 stages 3.02 ×."
     )
     assert summary.ideal == (
         "2 × on 2 devices; with this split's balance and pipeline bubble, links free, at most inference 1.90 ×."
@@ -341,7 +363,7 @@ def test_the_summary_has_the_numbers() -> None:
     assert "any of these policies will do" in level.advice
     nothing = conclude(STAGES_OPTIONS, Results({})).summary
     assert nothing is not None
-    assert nothing.measured == "No pipeline was measured on 2 devices."
+    assert nothing.measured == "No pipeline was measured on 2 devices with a device for each stage."
 
 
 def test_an_impossible_speedup_is_neither_explained_nor_a_baseline_of_forecasts() -> None:

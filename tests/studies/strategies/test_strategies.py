@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.planner.conftest import MadeSource, random_units
 from tests.studies.conftest import answer_to, table_rows
+from tests.studies.fake_parts import share
 from tests.studies.fake_training_parts import RATES, STRATEGIES_OPTIONS, strategies_parts
 
 from stagewright.cluster.cluster import FREE
@@ -16,6 +17,7 @@ from stagewright.errors import UsageError
 from stagewright.planner.calibration.calibrate import Calibration
 from stagewright.simulator.costs.overheads import EngineOverheads
 from stagewright.studies import Findings, PartContext, Results
+from stagewright.studies.framework.options import quick_values
 from stagewright.studies.parts.plain_loop import time_plain_loop
 from stagewright.studies.parts.training import cuts_of_client
 from stagewright.studies.strategies.measured import Experiment, list_experiments
@@ -315,6 +317,26 @@ def test_the_summary_has_the_numbers() -> None:
     nothing = conclude(STRATEGIES_OPTIONS, Results({})).summary
     assert nothing is not None
     assert nothing.measured == "Nothing was measured."
+
+
+def test_the_summary_says_where_the_time_of_a_step_went() -> None:
+    parts = strategies_parts()
+    for name, compute, bubble, collective in (("data-2", 0.8, 0.0, 0.2), ("pipeline-2-4-even", 0.7, 0.25, 0.05)):
+        parts[f"speed-cifar10-{name}-1"]["shares"] = [
+            share(worker, compute=compute, bubble=bubble, collective=collective) for worker in (0, 1)
+        ]
+    summary = concluded(parts, workers=[2]).summary
+    assert summary is not None
+    assert summary.why.endswith(
+        "Time of a step (CIFAR-10, mean of 2 workers): data parallel compute 80 %, most of the rest collectives (20 "
+        "%); pipeline compute 70 %, most of the rest pipeline bubble (25 %)."
+    )
+
+
+def test_quick_is_a_size_at_which_steps_are_long_enough_and_digits_are_learned() -> None:
+    quick = quick_values(Options)
+    assert (quick["batches"], quick["epochs"], len(quick["seeds"])) == ((128,), 4, 3)
+    assert min(quick["large_batches"]) > 128
 
 
 def test_several_batches_are_cases_of_a_task() -> None:

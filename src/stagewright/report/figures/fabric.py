@@ -56,6 +56,9 @@ def fabric_figure(
             np.arange(len(times)), times * 1e3, ".", color=color, markersize=3.0 if len(times) < 3000 else 1.5
         )
     _style(distribution, sequence)
+    most = max(len(times) for _, times in chosen)
+    sequence.set_xlim(-0.05 * most - 0.5, 1.05 * most - 0.5)
+    sequence.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     distribution.set_title("cumulative distribution of trial times", loc="left", fontsize=10, color=INK)
     sequence.set_title("each trial, in order", loc="left", fontsize=10, color=INK)
     title = title or f"{result['workload']}: {result['ranks']} ranks, {result['trials']} trials, {result['engine']}"

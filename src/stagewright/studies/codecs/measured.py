@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.rounds import SeedValues, read_trained
-from stagewright.studies.parts.measurements import noise_margin
+from stagewright.studies.parts.measurements import noise_margin, why_busy
 
 BITS = {"sort12+4": 16, "sort9+3": 12, "sort6+2": 8, "sort3+1": 4}
 """Bits per value, by which the published study names these."""
@@ -107,6 +107,12 @@ def collapse_verdict(
     """Say whether less than half of the accuracy above guessing is left."""
     kept, half = kept_accuracy(scale, codec, reference)
     return "yes" if kept + half < _COLLAPSE else "no" if kept - half > _COLLAPSE else "unclear"
+
+
+def faster_here(results: Mapping[str, Any], measured: Sequence[MeasuredCodec]) -> tuple[list[str], str]:
+    """Return the codecs that save time on this machine's link, or why that can't be told."""
+    because = why_busy(results)
+    return ([] if because else [codec.codec for codec in measured if codec.raw_bytes and codec.is_faster_here]), because
 
 
 def goal_points(task: str) -> float:

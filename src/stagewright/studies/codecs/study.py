@@ -35,7 +35,7 @@ def build_study(options: Options) -> Study:
     trained = ", ".join(f"{recipe.model} on {recipe.shown_data}" for recipe in recipes.values())
     return Study(
         name="codecs",
-        title=f"Codecs on the links of {trained}",
+        title=f"Codecs on the links of a pipeline: {trained}",
         options=asdict(options),
         questions=QUESTIONS,
         parts=tuple(_parts(options)),

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stagewright.quantity import format_bytes
 from stagewright.studies.codecs.measured import (
+    BITS,
     GOAL_RATIO,
     Codecs,
     MeasuredCodec,
+    collapse_verdict,
+    faster_here,
     goal_points,
+    may_collapse,
     task_scale,
     without_codec,
 )
-from stagewright.studies.codecs.tables import shown_rate
+from stagewright.studies.codecs.tables import shown_rate, shown_shape
 from stagewright.studies.framework.phrases import joined, percent
 from stagewright.studies.framework.study import Results, Summary
 
@@ -30,14 +35,63 @@ def summarize(results: Results, options: Mapping[str, Any], codecs: Codecs) -> S
             advice="See which parts failed, and run the same command again.",
         )
     smallest = min(compressing, key=lambda codec: codec.ratio)
+    fewest = f"{smallest.codec} sends the fewest bytes, {percent(smallest.ratio)} of fp32."
     return Summary(
-        measured=f"{smallest.codec} sends the fewest bytes, {percent(smallest.ratio)} of fp32. "
-        + " ".join(_accuracy(results, options, task, measured) for task, measured in codecs.items()),
+        measured=" ".join(
+            (
+                *_crossing(results, options),
+                f"{fewest}{_sort_ratios(compressing)}",
+                *(_accuracy(results, options, task, measured) for task, measured in codecs.items()),
+                *(_collapses(results, options, task, measured) for task, measured in codecs.items()),
+            )
+        ).rstrip(),
         ideal=f"{percent(GOAL_RATIO)} of the bytes within {_limits(codecs)} of the accuracy without a codec, and a "
         "time to encode and decode that is less than the link saves.",
-        why=_why(codecs),
-        advice=_advice(codecs),
+        why=f"{_why(codecs)}{_rates_by_size(results, options)}",
+        advice=_advice(results, codecs),
     )
+
+
+def _crossing(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
+    """Which tensors cross the links."""
+    for task, recipe in options["recipes"].items():
+        crossing = results.get(f"crossing-{task}")
+        if crossing is not None:
+            shapes = joined(shown_shape(shape) for row in crossing["shapes"] for shape in row)
+            yield f"{recipe.model} on {recipe.shown_data} sends {shapes}, and their gradients back."
+
+
+def _sort_ratios(compressing: Sequence[MeasuredCodec]) -> str:
+    """The bytes of sort quantization, which was published."""
+    ratios = {BITS[codec.codec]: percent(codec.ratio) for codec in compressing if codec.codec in BITS}
+    if not ratios:
+        return ""
+    bits = joined(map(str, ratios))
+    return f" Sort quantization with {bits} bits sends {joined(ratios.values())}."
+
+
+def _collapses(results: Results, options: Mapping[str, Any], task: str, measured: Sequence[MeasuredCodec]) -> str:
+    """Which codecs of few bits collapse; "" where too little was learned, which the accuracy says."""
+    reference, scale = without_codec(measured), task_scale(results, options, task, measured)
+    few = [codec for codec in measured if may_collapse(codec)]
+    if reference is None or not few or not scale.has_learned(reference):
+        return ""
+    names = [codec.codec for codec in few if collapse_verdict(scale, codec, reference) == "yes"]
+    verb = "collapses" if len(names) == 1 else "collapse"
+    return f"With 8 bits and fewer {f'{joined(names)} {verb}' if names else 'no codec is known to collapse'}."
+
+
+def _rates_by_size(results: Results, options: Mapping[str, Any]) -> str:
+    """How the transfer rate depends on the size."""
+    transfers = (results.get(f"transfer-{task}") for task in options["recipes"])
+    sizes: Mapping[str, float] = next(
+        (transfer["sizes"] for transfer in transfers if transfer is not None and transfer["sizes"]), {}
+    )
+    if len(sizes) < 2:
+        return ""
+    ordered = sorted((int(size), seconds) for size, seconds in sizes.items())
+    texts = [f"{format_bytes(size)} at {shown_rate(size / max(seconds, 1e-9))}" for size, seconds in ordered]
+    return f" The rate grows with the size, since latency counts less: {texts[0]}, {texts[-1]}."
 
 
 def _limits(codecs: Codecs) -> str:
@@ -84,10 +138,10 @@ def _why(codecs: Codecs) -> str:
     )
 
 
-def _advice(codecs: Codecs) -> str:
+def _advice(results: Results, codecs: Codecs) -> str:
     measured = next(iter(codecs.values()))
     rate = next((codec.plain_rate for codec in measured if codec.plain_rate is not None), None)
-    useful = [codec.codec for codec in measured if codec.raw_bytes and codec.is_faster_here]
+    useful, because = faster_here(results, measured)
     fastest = max(
         (codec for codec in measured if codec.codec != "none" and codec.raw_bytes),
         key=lambda codec: codec.break_even_rate,
@@ -96,7 +150,9 @@ def _advice(codecs: Codecs) -> str:
     if rate is None or fastest is None:
         return "Measure the link first: stagewright study codecs --epochs 0."
     here = "Between these workers " + (
-        f"use {joined(useful, 'or')}: a tensor arrives sooner"
+        f"it is inconclusive whether a codec saves time, since {because}"
+        if because
+        else f"use {joined(useful, 'or')}: a tensor arrives sooner"
         if useful
         else "send without a codec: none of them makes a tensor arrive measurably sooner"
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.fabric.measured import is_correct, measured_runs, shown_fault, shown_network
+from stagewright.studies.fabric.measured import PUBLISHED_S, is_correct, measured_runs, shown_fault, shown_network
 from stagewright.studies.fabric.options import BATCH, BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
@@ -23,8 +23,6 @@ QUESTIONS = (
 )
 EVIDENCE: Mapping[str, tuple[str, ...]] = {QUESTIONS[1]: ("All-reduce latency",), QUESTIONS[3]: ("Diagnosis",)}
 """Beginnings of the titles and names of the tables and figures behind each answer."""
-_PUBLISHED_S = 0.02
-"""Published for these layers on an emulated fabric: often 20 ms and more, with tails up to 4 s and 12 s."""
 
 
 def answers(results: Results, options: Mapping[str, Any]) -> tuple[Answer, ...]:
@@ -46,9 +44,14 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     if not first_rows:
         return
     for model, row in first_rows.items():
-        sizes = joined(f"{layer['name']} {layer['bytes']}" for layer in row["layers"])
+        is_by_layer = model == options["model"]
+        sizes = joined(
+            f"{layer['name']} {layer['bytes'] if is_by_layer else format_bytes(layer['bytes'])}"
+            for layer in row["layers"]
+        )
         total = sum(layer["bytes"] for layer in row["layers"])
-        yield f"{model}: gradients of {sizes} bytes, in this order; {format_bytes(total)} per step."
+        unit = " bytes" if is_by_layer else ""
+        yield f"{model}: gradients of {sizes}{unit}, in this order; {format_bytes(total)} per step."
     activations = (results.get(f"floor-{options['part_name']}") or {}).get("activations")
     if activations:
         texts = joined(f"{name} {size}" for name, size in activations)
@@ -66,7 +69,7 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of {options['rate']}. In "
             f"the faulty networks, host {options['wrong_host']} has a link of {options['slow_rate']}, loses "
             f"{options['loss']} (lossy) or {options['failing_loss']} (failing) of its packets, or is "
-            f"{format_s(options['late_s'])} late."
+            f"{format_s(options['late_s'])} late. Rank n runs on host n."
         )
     else:
         yield (
@@ -117,8 +120,9 @@ def _tails(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{shown_network(network).capitalize()}: {worst['name']} has the longest tail: at most "
             f"{format_s(worst['max_s'])}, which is {times(_tail_ratio(worst))} its median of "
-            f"{format_s(worst['p50_s'])}{p99}; TCP retransmitted {counted(worst['retransmits'], 'segment')}."
-            f"{_timeouts(row) if network in _LOSSY else ''}"
+            f"{format_s(worst['p50_s'])}{p99}"
+            + (f"; TCP retransmitted {counted(worst['retransmits'], 'segment')}." if network in _LOSSY else ".")
+            + (_timeouts(row) if network in _LOSSY else "")
         )
 
 
@@ -178,7 +182,7 @@ def _published(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
         latencies = [seconds for layer in row["times_s"] for seconds in layer]
         if not latencies:
             continue
-        share = sum(seconds >= _PUBLISHED_S for seconds in latencies) / len(latencies)
+        share = sum(seconds >= PUBLISHED_S for seconds in latencies) / len(latencies)
         sentences.append(
             f"{shown_network(network).capitalize()}: {percent(share)} of the all-reduces take 20 ms or more; the "
             f"longest takes {format_s(max(latencies))}."

@@ -110,6 +110,14 @@ def _workload(options: Options, model: str) -> Workload:
     )
 
 
+def workload_on(options: Options, model: str, network: str) -> Workload:
+    """Return what is sent on a network."""
+    workload = _workload(options, model)
+    if network == "failing-link":  # a trial takes seconds: measure instead of warming up
+        return replace(workload, warmup=1)
+    return workload.with_delays({options.wrong_host: options.late_s}) if network == "late-host" else workload
+
+
 def _measure(
     workload: Workload, locations: list[RankLocation], settings: Settings, context: PartContext
 ) -> Measurements:
@@ -150,9 +158,7 @@ def _send(options: Options, model: str, network: str, context: PartContext) -> d
     from stagewright.fabric.ranks.coordinator import Settings
     from stagewright.fabric.results.run_folder import FabricFolder
 
-    workload = _workload(options, model)
-    if network == "late-host":
-        workload = workload.with_delays({options.wrong_host: options.late_s})
+    workload = workload_on(options, model, network)
     floor = FabricFolder.open(context.folder / context.results[f"floor-{_part_name(model)}"]["run"]).trials()
     with _hosts(options, network) as (locations, view):
         measured = _measure(workload, locations, Settings(steps=False), context)

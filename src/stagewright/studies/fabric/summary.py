@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stagewright.quantity import format_s
-from stagewright.studies.fabric.measured import is_correct, measured_runs, shown_network
+from stagewright.studies.fabric.measured import PUBLISHED_S, is_correct, measured_runs, shown_network
+from stagewright.studies.fabric.options import BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
 
@@ -32,6 +33,7 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
     step_s, which = clean["total"]["p50_s"] or clean["total"]["mean_s"], "median" if clean["total"]["p50_s"] else "mean"
     longest = {network: max(layer["max_s"] for layer in row["layers"]) for network, row in layered.items()}
     worst = max(longest, key=lambda network: longest[network])
+    sizes = joined(f"{layer['name']} {layer['bytes']}" for layer in clean["layers"])
     ideals = [layer["ideal_s"] for layer in clean["layers"]]
     ideal_s = sum(ideals) if ideals and None not in ideals else None
     correct = [is_correct(row, options) for _, _, _, row in runs]
@@ -40,21 +42,40 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
         "on the loopback device, without a network" if options["where"] == "loopback" else f"on {options['rate']} links"
     )
     return Summary(
-        measured=f"The gradients of {options['model']} are all-reduced in {format_s(step_s)} per step {where} ({which} "
-        f"of {counted(clean['trials'], 'trial')}). The longest all-reduce of a layer takes {format_s(longest[worst])} "
-        f"({shown_network(worst)}).",
+        measured=f"The gradients of {options['model']} ({sizes} bytes, the last layer first) are all-reduced in "
+        f"{format_s(step_s)} per step {where} ({which} of {counted(clean['trials'], 'trial')}, one for each batch"
+        f"{_epochs(options)}). {_late_share(layered)}The longest all-reduce of a layer takes "
+        f"{format_s(longest[worst])} ({shown_network(worst)}).",
         ideal="Unknown: no link was probed."
         if ideal_s is None
         else f"{format_s(ideal_s)} per step from the bandwidth and latency of the links alone; reached: "
         f"{percent(ideal_s / step_s)}."
         if ideal_s <= step_s
-        else "Unknown: the probe of the links was disturbed and is slower than the all-reduces.",
+        else "Unknown: the links were probed slower than the all-reduces are.",
         why=f"{sum(correct)} of {len(correct)} diagnoses from the trials alone name the emulated cause. "
         f"{_ratios(layered, clean)}".rstrip(),
         advice=" ".join(["Diagnose your network: stagewright fabric run.", *(_REMEDIES[network] for network in faults)])
         if faults
         else "Run it as root, or with faults (--networks), to see their tails.",
     )
+
+
+def _epochs(options: Mapping[str, Any]) -> str:
+    """How many batches an epoch has, and how many epochs were measured."""
+    if options.get("epochs"):
+        return f" of {counted(options['epochs'], 'epoch')} with {BATCHES_PER_EPOCH} batches"
+    return f"; an epoch has {BATCHES_PER_EPOCH}"
+
+
+def _late_share(layered: Mapping[str, Mapping[str, Any]]) -> str:
+    """On which networks all-reduces take as long as published."""
+    shares = {
+        network: sum(seconds >= PUBLISHED_S for seconds in times_s) / len(times_s)
+        for network, row in layered.items()
+        if (times_s := [seconds for layer in row["times_s"] for seconds in layer])
+    }
+    texts = joined(f"{percent(share)} ({shown_network(network)})" for network, share in shares.items())
+    return f"All-reduces of a layer that take 20 ms or more, as often published: {texts}. " if texts else ""
 
 
 def _ratios(layered: Mapping[str, Mapping[str, Any]], clean: Mapping[str, Any]) -> str:

@@ -18,13 +18,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def times(number: float) -> str:
-    """Write a speed-up: "1.62 ×"."""
-    return f"{number:.2f} ×"
+    """Write a ratio: "1.62 ×"; from 100 up without decimals."""
+    return f"{number:.0f} ×" if number >= 100 else f"{number:.2f} ×"
 
 
 def percent(share: float) -> str:
-    """Write a share: "12 %"; below 10 % with one decimal."""
-    text = f"{100 * share:.1f}" if abs(share) < 0.1 else f"{100 * share:.0f}"
+    """Write a share: "12 %"; below 10 % with one decimal, but for "0 %"."""
+    text = f"{100 * share:.1f}" if 0 < abs(share) < 0.1 else f"{100 * share:.0f}"
     return f"{text} %".replace("-", "−")
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from stagewright.table import Column, Table
 
 _NOTHING = ("", "–")
+_WORDS = ("beaten", "disturbed", "not run")
+"""What a column of numbers has where a number is not known."""
 
 
 def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> Table:
@@ -15,7 +17,8 @@ def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     kept = [index for index in range(len(columns)) if not rows or any(row[index] not in _NOTHING for row in rows)]
     columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
     numeric = [
-        bool(rows) and all(row[index].lstrip("±−+ ")[:1].isdigit() or row[index] in _NOTHING for row in rows)
+        any(_is_number(row[index]) for row in rows)
+        and all(_is_number(row[index]) or row[index] in (*_NOTHING, *_WORDS) for row in rows)
         for index in range(len(columns))
     ]
     return Table(
@@ -27,6 +30,10 @@ def study_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         rows=tuple(tuple(row) for row in rows),
         notes=(note,) if note else (),
     )
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("±−+ ")[:1].isdigit()
 
 
 def table_to_dict(table: Table) -> dict[str, Any]:

@@ -133,9 +133,13 @@ def _slow_strategies(results: Results, options: Mapping[str, Any], variants: Var
     ]
     if not slower and unclear:
         names = joined(f"{variant.strategy} ({times(variant.speedup or 0.0)})" for variant in unclear)
-        return (f"Inconclusive for {names}: too close to one device for {counted(options['rounds'], 'round')}.",)
+        return (
+            f"Whether one is slower is inconclusive for {names}: too close to one device for "
+            f"{counted(options['rounds'], 'round')}.",
+            *_memory_reason(results, variants),
+        )
     if not slower:
-        return ("None of them is slower than one device here.",)
+        return ("None of them is slower than one device here.", *_memory_reason(results, variants))
     serial = variants.get("serial")
     fits = results.get("fit-forecast") or {}
     sentences = []
@@ -154,6 +158,27 @@ def _slow_strategies(results: Results, options: Mapping[str, Any], variants: Var
             text += f"; so {layers[1]} layers fit where one device fits {layers[0]} (forecast)"
         sentences.append(text + ".")
     return tuple(sentences)
+
+
+def _memory_reason(results: Results, variants: Variants) -> Iterator[str]:
+    """Why a slower strategy may still be used: a model that does not fit on one device."""
+    serial = variants.get("serial")
+    smaller = [variant for variant in variants.values() if serial is not None and variant.peak < serial.peak]
+    smaller = [variant for variant in smaller if variant.strategy != "serial"]
+    if serial is None or not smaller:
+        return
+    least = min(smaller, key=lambda variant: variant.peak)
+    fits = results.get("fit-forecast") or {}
+    layers = {name: fits[name]["largest"] for name in ("serial", least.variant) if fits.get(name, {}).get("largest")}
+    more = (
+        f", so {layers[least.variant]} layers fit where one device fits {layers['serial']} (forecast)"
+        if len(layers) == 2 and layers[least.variant] > layers["serial"]
+        else ""
+    )
+    yield (
+        f"A reason to use one that is: memory. {shown_variant(least.variant).capitalize()} needs "
+        f"{format_bytes(least.peak)} on its largest worker instead of {format_bytes(serial.peak)}{more}."
+    )
 
 
 _ENDLESS = {
@@ -184,6 +209,10 @@ def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> 
         )
 
 
+_ACTIONS = {"optimizer": "optimizer step", "recompute": "recomputed forward"}
+"""Kinds of actions as people name them, where a trace abbreviates."""
+
+
 def _executed(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
     for strategy in options["strategies"]:
         workers = (results.get(f"executed-{strategy}") or {}).get(strategy)
@@ -199,12 +228,14 @@ def _executed(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             {kind: int(entry["count"]) for kind, entry in sorted(worker["kinds"].items()) if kind != "step"}
             for worker in workers
         ]
-        texts = [joined(f"{count} {kind}" for kind, count in actions.items()) for actions in counts]
+        texts = [
+            joined(counted(count, _ACTIONS.get(kind, kind)) for kind, count in actions.items()) for actions in counts
+        ]
         if all(actions == counts[0] for actions in counts):
             yield f"{strategy.capitalize()}, actions of every worker: {texts[0]}."
         else:
-            each = "; ".join(f"worker {worker['worker']} {text}" for worker, text in zip(workers, texts, strict=True))
-            yield f"{strategy.capitalize()}, actions of each worker: {each}."
+            each = "; ".join(f"worker {worker['worker']}: {text}" for worker, text in zip(workers, texts, strict=True))
+            yield f"{strategy.capitalize()}, actions of each worker; {each}."
 
 
 def _checkpointing(results: Results, variants: Variants) -> Iterator[str]:

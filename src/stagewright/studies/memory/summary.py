@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.memory.measured import MeasuredVariant, Variants, ideal_speedups, shown_variant
-from stagewright.studies.parts.measurements import why_busy
+from stagewright.studies.memory.measured import (
+    MeasuredVariant,
+    Variants,
+    checkpointing_cost,
+    ideal_speedups,
+    is_possible_cost,
+    shown_variant,
+)
+from stagewright.studies.parts.measurements import is_busy, why_busy
 
 
 def summarize(results: Results, options: Mapping[str, Any], variants: Variants) -> Summary:
@@ -36,13 +43,73 @@ def summarize(results: Results, options: Mapping[str, Any], variants: Variants) 
     ]
     return Summary(
         measured=f"{options['model']} on two devices, over one: {rates}. {shown_variant(least.variant).capitalize()} "
-        f"needs the least memory: {format_bytes(least.peak)} on its largest worker{share}.",
+        f"needs the least memory: {format_bytes(least.peak)} on its largest worker{share}."
+        f"{_checkpointing(results, variants)}",
         ideal=f"2 ×{_beyond(parallel)}; with free communication the same steps would reach {joined(ideals)}."
         if ideals
         else f"2 ×{_beyond(parallel)}; what free communication would reach is unknown.",
-        why=_why(results, parallel),
+        why=f"{_why(results, parallel)}{_execution(results, options)}",
         advice=_advice(results, options, parallel, variants),
     )
+
+
+def _checkpointing(results: Results, variants: Variants) -> str:
+    """What activation checkpointing saves and costs over all strategies."""
+    pairs = [
+        (variant, more) for name, variant in variants.items() if (more := variants.get(f"{name}+recompute")) is not None
+    ]
+    if not pairs:
+        return ""
+    saved = [1 - more.peak / variant.peak for variant, more in pairs]
+    costs = [checkpointing_cost(variant, more) for variant, more in pairs]
+    known = [cost for cost in costs if is_possible_cost(cost)]
+    time = (
+        "its cost in time is inconclusive"
+        if is_busy(results) or not known
+        else f"takes {_range([max(0.0, cost) for cost in known])} more time"
+    )
+    return f" Activation checkpointing saves {_range(saved)} of the memory and {time}."
+
+
+def _range(shares: Sequence[float]) -> str:
+    """12 to 39 %; one number where both are the same."""
+    low, high = percent(min(shares)), percent(max(shares))
+    return low if low == high else f"{low.removesuffix(' %')} to {high}"
+
+
+def _execution(results: Results, options: Mapping[str, Any]) -> str:
+    """Which workers execute the same operators, and where a strategy communicates."""
+    found = {strategy: row for strategy in options["strategies"] if (row := results.get(f"operators-{strategy}"))}
+    same = [strategy for strategy, row in found.items() if row["is_same"]]
+    other = [strategy for strategy, row in found.items() if not row["is_same"]]
+    texts = [
+        f"{joined(names)} execute {what} operators"
+        for names, what in ((same, "the same"), (other, "different"))
+        if names
+    ]
+    places = [
+        f"{strategy} {_PLACES[strategy].format(**_num_messages(results, strategy))}"
+        for strategy in options["strategies"]
+        if results.get(f"executed-{strategy}")
+    ]
+    operators = f" The two workers of {', those of '.join(texts)}." if texts else ""
+    return operators + (f" Communication: {joined(places)}." if places else "")
+
+
+_PLACES = {
+    "data": "all-reduces gradients ({collectives} collectives per step)",
+    "tensor": "communicates within operators ({collectives} collectives)",
+    "pipeline": "between operators ({sends} sends)",
+}
+
+
+def _num_messages(results: Results, strategy: str) -> dict[str, int]:
+    workers = results[f"executed-{strategy}"].get(strategy) or []
+    kinds = [worker["kinds"] for worker in workers]
+    return {
+        "collectives": max((int(kind.get("collective", {}).get("count", 0)) for kind in kinds), default=0),
+        "sends": sum(int(kind.get("send", {}).get("count", 0)) for kind in kinds),
+    }
 
 
 def _beyond(parallel: list[MeasuredVariant]) -> str:

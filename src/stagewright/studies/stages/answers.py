@@ -8,9 +8,10 @@ from typing import Any
 from stagewright.quantity import format_bytes, format_s
 from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.forecasts import ForecastCheck
-from stagewright.studies.framework.phrases import change, counted, joined, percent, spread, times
+from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
-from stagewright.studies.stages.contrast import Contrast, explain_shares
+from stagewright.studies.parts.shares import shares_text
+from stagewright.studies.stages.contrast import Contrast
 from stagewright.studies.stages.measured import (
     PUBLISHED,
     MeasuredRun,
@@ -22,6 +23,7 @@ from stagewright.studies.stages.measured import (
     groups_of,
     known_change,
 )
+from stagewright.studies.stages.policies import best_policies
 
 QUESTIONS = (
     "Where does each policy cut the model?",
@@ -46,7 +48,7 @@ def answers(
     replies = (
         _cuts(results, options),
         _speedups(results, options, runs),
-        (*_best_contrast(contrast), *_best(results, options, runs, contrast)),
+        best_policies(results, options, runs, contrast),
         _losses(results, options, runs),
         _traces(results, options, runs),
         _improvements(results, options, runs),
@@ -94,7 +96,7 @@ def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Itera
         measured = {run.num_stages for run in runs[mode]}
         others = [count for count in options["stages"] if count not in measured]
         yield from (
-            _speedup(options, mode, count, [run for run in runs[mode] if run.num_stages == count])
+            _speedup(results, options, mode, count, [run for run in runs[mode] if run.num_stages == count], check)
             for count in options["stages"]
             if count in measured
         )
@@ -104,13 +106,27 @@ def _speedups(results: Results, options: Mapping[str, Any], runs: Runs) -> Itera
         yield from _not_run(results, options, mode, others, check)
 
 
-def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[MeasuredRun]) -> str:
+def _speedup(
+    results: Results,
+    options: Mapping[str, Any],
+    mode: str,
+    count: int,
+    runs: Sequence[MeasuredRun],
+    check: ForecastCheck,
+) -> str:
     """The measured speed-up with one number of stages, or why there is none."""
     head = f"{mode.capitalize()} with {count} stages"
     best = max((run for run in runs if run.speedup is not None), key=lambda run: run.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:
         rounds = f" ({spread(best.speedups)} over {len(best.speedups)} rounds)" if len(best.speedups) > 1 else ""
-        sharing = " Its stages shared devices, so this is no meaningful speed-up." if best.shared else ""
+        if best.shared:
+            devices = counted(len(set(options["devices"])), "device")
+            return (
+                f"{head}: ran with its stages sharing {devices}, cut by {best.policies}, and passed its parity check. "
+                f"That shows that the split computes the same and what it sends ({format_bytes(best.sent_bytes)} per "
+                f"step), not a speed-up: {times(best.speedup)}{rounds} is of shared devices. "
+                f"{_forecast_of(results, options, mode, count, check)}{_published(mode, (count,))}"
+            )
         ideal = min(count, len(set(options["devices"])))
         share = (
             f"which is {percent(best.speedup / ideal)} of the ideal {ideal} ×"
@@ -120,7 +136,7 @@ def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[M
         )
         return (
             f"{head}: measured {times(best.speedup)}{rounds}, {share}, at {best.samples_per_s:.1f} samples/s, cut by "
-            f"{best.policies}.{sharing}{_published(mode, (count,))}"
+            f"{best.policies}.{_published(mode, (count,))}"
         )
     left_out = [ratio for run in runs for ratio in run.implausible]
     if left_out:
@@ -130,6 +146,20 @@ def _speedup(options: Mapping[str, Any], mode: str, count: int, runs: Sequence[M
             "study again on a quiet machine (--restart)."
         )
     return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
+
+
+def _forecast_of(results: Results, options: Mapping[str, Any], mode: str, count: int, check: ForecastCheck) -> str:
+    """Write the forecast with a device for each stage, or that there is none."""
+    forecasts = forecasts_of(results, mode, count)
+    if not forecasts:
+        return "It was not forecast."
+    names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
+    speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
+    if speedup is None:
+        return "Its forecast with a device for each stage is withheld."
+    machine = "on the given cluster" if options["cluster"] else "with a device like these for each stage"
+    kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
+    return f"{kind} {machine}: {times(speedup)}, cut by {names}."
 
 
 def _published(mode: str, counts: Sequence[int]) -> str:
@@ -145,7 +175,6 @@ def _not_run(
     results: Results, options: Mapping[str, Any], mode: str, counts: Sequence[int], check: ForecastCheck
 ) -> Iterator[str]:
     """Forecast the numbers of stages for which there are too few devices; one sentence for those without forecast."""
-    machine = "on the given cluster" if options["cluster"] else "with a device like these for each stage"
     reason = f"not run, for there are only {counted(len(options['devices']), 'device')} (--oversubscribe runs it)"
     withheld, unknown = [], []
     for count in counts:
@@ -153,16 +182,11 @@ def _not_run(
         if not forecasts:
             unknown.append(count)
             continue
-        names, forecast = max(forecasts, key=lambda group: group[1]["speedup"])
-        speedup = check.corrected(forecast_speedup(results, options, mode, forecast))
-        if speedup is None:
+        if check.verdict == "withheld":
             withheld.append(count)
             continue
-        kind = {"corrected": "Corrected forecast", "unchecked": "Unverified forecast"}.get(check.verdict, "Forecast")
-        yield (
-            f"{mode.capitalize()} with {count} stages: {reason}. {kind} {machine}: {times(speedup)}, cut by {names}."
-            f"{_published(mode, (count,))}"
-        )
+        forecast = _forecast_of(results, options, mode, count, check)
+        yield f"{mode.capitalize()} with {count} stages: {reason}. {forecast}{_published(mode, (count,))}"
     if withheld:
         yield (
             f"{mode.capitalize()} with {joined(map(str, withheld))} stages: {reason}; the forecast is withheld."
@@ -170,126 +194,6 @@ def _not_run(
         )
     if unknown:
         yield f"{mode.capitalize()} with {joined(map(str, unknown))} stages: unknown.{_published(mode, unknown)}"
-
-
-def _best_contrast(contrast: Contrast | None) -> Iterator[str]:
-    """The best policy for the second model."""
-    if contrast is None:
-        return
-    head = f"{contrast.model}, {contrast.mode}, 2 stages"
-    if len(contrast.ordered) > 1:
-        yield from _best_measured(head, contrast.ordered, contrast.splits)
-        yield explain_shares(contrast)
-    elif contrast.ordered:
-        yield f"{head}: {contrast.ordered[0].policies} cut it alike too; --contrast MODEL names another model."
-    else:
-        yield f"{head}: unknown, since no pipeline was measured."
-
-
-def _best(results: Results, options: Mapping[str, Any], runs: Runs, contrast: Contrast | None) -> Iterator[str]:
-    for mode in options["modes"]:
-        saved = results.get(f"profile-{mode}")
-        if saved is None:
-            continue
-        for count in options["stages"]:
-            measured = [run for run in runs[mode] if run.num_stages == count and run.speedup is not None]
-            if measured:
-                head = f"{mode.capitalize()}, {count} stages"
-                yield from _best_measured(head, measured, saved["splits"][str(count)])
-            else:
-                yield from _best_forecast(
-                    mode, count, results, options, forecast_check(results, options, mode, runs[mode])
-                )
-        counts = {run.num_stages for run in runs[mode]}
-        if len(options["policies"]) > 1 and counts and len(runs[mode]) == len(counts):
-            other = (
-                f" A model in which they differ: {DIFFERING}" if contrast is None or len(contrast.ordered) < 2 else ""
-            )
-            yield (
-                f"{mode.capitalize()}: where it was run, all policies choose the same cuts, so no measurement can tell "
-                f"them apart.{other}"
-            )
-        if not any(run.speedup is not None for run in runs[mode]):
-            why = "has a plausible speed-up" if any(run.implausible for run in runs[mode]) else "was measured"
-            yield f"{mode.capitalize()}: no pipeline {why}, so no policy can be called the best."
-
-
-DIFFERING = "stagewright study stages --model mobilenet-v2 --image-size 128 --stages 2"
-"""Early units of a convolutional network have most MACs, late ones most parameters."""
-
-
-def _best_measured(head: str, runs: Sequence[MeasuredRun], splits: Mapping[str, Any]) -> list[str]:
-    """The best policy for a number of stages that was run, and the reason."""
-    if len(runs) == 1:
-        reason = "choose the same cuts and reach" if runs[0].also else "was the only policy that was run; it reaches"
-        return [f"{head}: {runs[0].policies} {reason} {times(runs[0].speedup or 0.0)}."]
-    ordered = sorted(runs, key=lambda run: run.speedup or 0.0, reverse=True)
-    best, worst = ordered[0], ordered[-1]
-    rates = joined(f"{run.policies} {times(run.speedup or 0.0)}" for run in ordered)
-    if not best.differs_from(worst):
-        verdict = f"{rates}. The difference is within the variation between runs of the same split."
-    else:
-        close = [run.policies for run in ordered[1:] if not best.differs_from(run)]
-        within = f" (within the variation between runs: {joined(close)})" if close else ""
-        verdict = f"{rates}. The best policy is {best.policies}{within}."
-    is_different = best.differs_from(worst)
-    fast, slow = splits[best.policy], splits[worst.policy]
-    relative = slow["bottleneck_s"] / fast["bottleneck_s"]
-    profile = (
-        f"The bottleneck stage limits the throughput: by the profile, it takes {format_s(fast['bottleneck_s'])} per "
-        f"micro-batch with {best.policies} (balance {fast['balance']:.2f}) and {format_s(slow['bottleneck_s'])} with "
-        f"{worst.policies} (balance {slow['balance']:.2f}), {change(relative, 1)}."
-    )
-    sentences = [f"{head}: {verdict}", profile]
-    if is_different:
-        slowdown = change((best.speedup or 1.0) / (worst.speedup or 1.0), 1)
-        sentences[-1] += f" Measured steps with {worst.policies} take {slowdown} time."
-    if is_different and relative < 0.98:
-        sentences.append(
-            f"By its bottleneck stage {worst.policies} should be faster: the measured difference has another cause "
-            f"(per step they send {format_bytes(best.sent_bytes)} and {format_bytes(worst.sent_bytes)}), or is noise."
-        )
-    return sentences + _published_claim(runs)
-
-
-def _best_forecast(
-    mode: str, count: int, results: Results, options: Mapping[str, Any], check: ForecastCheck
-) -> list[str]:
-    """The best policy for a number of stages that was only forecast."""
-    splits = results[f"profile-{mode}"]["splits"][str(count)]
-    speedups = [
-        (check.corrected(forecast_speedup(results, options, mode, forecast)), names, splits[names.split(",")[0]])
-        for names, forecast in forecasts_of(results, mode, count)
-    ]
-    ordered = sorted(
-        ((speedup, names, split) for speedup, names, split in speedups if speedup is not None),
-        key=lambda group: -group[0],
-    )
-    if len(ordered) < 2:
-        return []
-    (_, best, fast), (_, worst, slow) = ordered[0], ordered[-1]
-    rates = joined(f"{names} {times(speedup)}" for speedup, names, _ in ordered)
-    return [
-        f"{mode.capitalize()}, {count} stages, forecast: {rates}. The bottleneck stage takes "
-        f"{format_s(fast['bottleneck_s'])} with {best} (balance {fast['balance']:.2f}) and "
-        f"{format_s(slow['bottleneck_s'])} with {worst} (balance {slow['balance']:.2f})."
-    ]
-
-
-def _published_claim(runs: Sequence[MeasuredRun]) -> list[str]:
-    """Whether the published claim "blocks beat MACs" holds here."""
-    by_policy = {name: run for run in runs for name in (run.policy, *run.also)}
-    if "blocks" not in by_policy or "macs" not in by_policy:
-        return []
-    blocks, macs = by_policy["blocks"], by_policy["macs"]
-    claim = "Published: splitting by whole blocks beats splitting by equal MACs."
-    if blocks is macs:
-        return [f"{claim} Here both choose the same cuts."]
-    numbers = f"{times(blocks.speedup or 0.0)} and {times(macs.speedup or 0.0)}"
-    if not blocks.differs_from(macs):
-        return [f"{claim} Here the difference is within the variation between runs ({numbers})."]
-    faster = (blocks.speedup or 0.0) > (macs.speedup or 0.0)
-    return [f"{claim} Here {'this holds too' if faster else 'it is the other way round'} ({numbers})."]
 
 
 def _explained_run(why: Mapping[str, Any], runs: Sequence[MeasuredRun]) -> MeasuredRun | None:
@@ -304,7 +208,7 @@ def _losses(results: Results, options: Mapping[str, Any], runs: Runs) -> Iterato
             why = (
                 "has a plausible speed-up"
                 if any(run.implausible for run in runs[mode])
-                else "was measured and explained"
+                else "was measured with a device for each stage"
             )
             yield f"{mode.capitalize()}: unknown, since no pipeline {why}."
             continue
@@ -353,25 +257,9 @@ def _traces(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[s
             f"{options['microbatches']} micro-batches over {counted(run.num_stages - 1, 'cut')}; the baseline sends "
             "nothing."
         )
-        workers = "; ".join(f"worker {share['worker']}: {_breakdown(share)}" for share in why["shares"])
-        sentences.append(f"Time of a step: {workers}; baseline: {_breakdown(why['serial_shares'][0])}.")
+        workers = "; ".join(f"worker {share['worker']}: {shares_text(share)}" for share in why["shares"])
+        sentences.append(f"Time of a step: {workers}; baseline: {shares_text(why['serial_shares'][0])}.")
     return tuple(sentences) or ("Unknown: no pipeline was measured.",)
-
-
-_CATEGORIES = {
-    "compute": "compute",
-    "transfer": "sends and receives",
-    "collective": "collectives",
-    "bubble": "pipeline bubble",
-    "wait": "waiting for a late peer",
-    "overhead": "engine overhead",
-}
-
-
-def _breakdown(share: Mapping[str, Any]) -> str:
-    """Write "compute 81 %, sends and receives 5.0 %, …" with every category of 0.5 % and more."""
-    shares = {name: share[f"{name}_s"] / share["step_s"] for name in _CATEGORIES}
-    return ", ".join(f"{_CATEGORIES[name]} {percent(part)}" for name, part in shares.items() if part >= 0.005)
 
 
 def _improvements(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[str, ...]:

@@ -136,8 +136,8 @@ def explain_shares(contrast: Contrast) -> str:
     if not texts:
         return ""
     return (
-        f"By the profile {'; '.join(texts)}. Parameters, MACs and blocks are not time: an early unit with wide activations reads "
-        "and writes more memory for each MAC, and has few parameters."
+        f"By the profile {'; '.join(texts)}. Parameters, MACs and blocks are not time: an early unit with wide "
+        "activations reads and writes more memory for each MAC, and has few parameters."
     )
 
 

@@ -119,12 +119,12 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
 
 
 def explained_results(results: Results, runs: Mapping[str, Sequence[MeasuredRun]]) -> Results:
-    """Leave out the explanation of a run whose speed-up was left out: it would explain an impossible number."""
+    """Leave out explanations of runs whose speed-up was left out, or whose stages shared devices: it is none."""
     left_out = {
         f"why-{mode}"
         for mode, measured in runs.items()
         if (why := results.get(f"why-{mode}")) is not None
-        and any(run.run == why["run"] and run.speedup is None for run in measured)
+        and any(run.run == why["run"] and (run.speedup is None or run.shared) for run in measured)
     }
     return replace(results, data={name: data for name, data in results.items() if name not in left_out})
 

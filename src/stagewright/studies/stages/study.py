@@ -211,8 +211,9 @@ def _explain(options: Options, mode: str, context: PartContext) -> dict[str, Any
     runs = [run for run in measured_runs(context.results, asdict(options), mode) if run.equal]
     if not runs:
         raise UsageError(f"no pipeline in {mode} has run on the {len(options.devices)} devices; give 2 or more")
+    runs = [run for run in runs if not run.shared] or runs
     most = max(run.num_stages for run in runs)
-    # Without a plausible speed-up the run is still traced, but not explained.
+    # Without a plausible speed-up, or on shared devices, the run is still traced, but not explained.
     best = max((run for run in runs if run.num_stages == most), key=lambda run: run.speedup or 0.0)
     folder = RunFolder.open(context.folder / best.run)
     measured = load_model_costs(context.results[f"profile-{mode}"]["measured"])

@@ -29,12 +29,17 @@ def summarize(results: Results, options: Mapping[str, Any], runs: Runs, contrast
         if (run := _best([run for run in runs[mode] if run.speedup is not None and not run.shared])) is not None
     }
     devices = counted(len(set(options["devices"])), "device")
+    is_shared = any(run.shared for mode in options["modes"] for run in runs[mode])
     if not best:
         return Summary(
-            measured=f"No pipeline was measured on {devices}.",
+            measured=f"No pipeline was measured on {devices} with a device for each stage.",
             ideal="With n stages on n devices at most n ×.",
-            why="Unknown: nothing was measured.",
-            advice="See which parts failed, and run the same command again.",
+            why="Stages that share devices show that a split works, not a speed-up."
+            if is_shared
+            else "Unknown: nothing was measured.",
+            advice="Run as many stages as there are devices: --stages 2."
+            if is_shared
+            else "See which parts failed, and run the same command again.",
         )
     speedups = joined(_measured(mode, run) for mode, run in best.items())
     unknown = [mode for mode in options["modes"] if mode not in best and runs[mode]]

@@ -142,6 +142,8 @@ class MeasuredExperiment(SeedValues, Speedups):
     """Whether it was run with a device for each worker."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker; empty if it was not run."""
+    shares: tuple[Mapping[str, Any], ...] = ()
+    """Where the time of each worker's step went, in the last round; empty if that is unknown."""
 
     @property
     def shown_batch(self) -> str:
@@ -280,6 +282,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
                 implausible=implausible,
+                shares=tuple(runs[max(runs)].extra.get("shares") or ()) if runs else (),
             )
         )
     return measured

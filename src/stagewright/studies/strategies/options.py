@@ -66,8 +66,12 @@ class Options(TrainingOptions):
         default_text="where it is fastest",
         metavar="N,N",
     )
+    seeds: tuple[int, ...] = option(
+        (0, 1, 2), "Seeds, with commas; one run each.", parse=parse_numbers, quick=(0, 1, 2), panel="Execution"
+    )
     train_samples: int | None = samples_option(quick=192)
     judged_samples: int | None = setting(None, quick=100)
+    epochs: int = option(3, "Passes over the samples.", minimum=1, quick=4)
     batch_norm: Literal["plain", "deferred"] = option(
         "deferred", "Statistics of a micro-batch, or of the batch.", choices=BATCH_NORMS
     )
@@ -79,7 +83,7 @@ class Options(TrainingOptions):
         flag="--batch",
         parse=parse_numbers,
         default_text="the task's",
-        quick=(32,),
+        quick=(128,),
     )
     """The learning rate is that of the first, and grows with the batch."""
     rounds: int = option(3, "Repeat every run this many times; if it is timed.", minimum=1, quick=1, panel="Execution")
@@ -92,7 +96,7 @@ class Options(TrainingOptions):
         (256, 1024, 4096),
         "Batches to run under a memory limit on 2 devices; 0: none.",
         parse=_parse_batches,
-        quick=(48, 96),
+        quick=(256, 512),
     )
     memory_bytes: int | None = option(
         None,
@@ -108,7 +112,7 @@ class Options(TrainingOptions):
     large_epochs: int = option(
         0, "Passes over the samples with each large batch that runs, for its error; 0: none.", minimum=0
     )
-    piece: int = setting(32, quick=16)
+    piece: int = setting(32)
     """Samples per micro-batch of the large batches."""
 
     def __post_init__(self) -> None:

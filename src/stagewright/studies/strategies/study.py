@@ -165,15 +165,18 @@ def _forecast(options: Options, task: str, context: PartContext) -> dict[str, An
 def _speed(
     options: Options, task: str, experiment: Experiment | None, workers: int, round_number: int, context: PartContext
 ) -> dict[str, Any]:
+    from stagewright.studies.parts.traces import read_breakdown
+
     plan = options.plan(task, experiment, options.seeds[0], _cuts(context, task, experiment), workers=workers)
     forecasts = context.results.get(f"forecast-{task}") or {}
     if experiment is None:
         data = forecasts.get(f"data-{workers}")
         return context.run(plan, forecast_rate=None if data is None else data["samples_per_s"] / data["speedup"])
     forecast = forecasts.get(experiment.name, {})
-    return context.run(
+    row = context.run(
         plan, baselines=(f"speed-{task}-serial-{workers}-{round_number}",), forecast_rate=forecast.get("samples_per_s")
     )
+    return {**row, "shares": read_breakdown(context.folder / row["run"])}
 
 
 def _plain_loop(options: Options, task: str, context: PartContext) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.phrases import joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.parts.measurements import why_busy
+from stagewright.studies.parts.measurements import is_busy, why_busy
+from stagewright.studies.parts.shares import mean_shares_text
 from stagewright.studies.strategies.large_tables import only_pipeline
 from stagewright.studies.strategies.measured import (
     Experiments,
@@ -32,7 +33,7 @@ def summarize(results: Results, options: Mapping[str, Any], experiments: Experim
     return Summary(
         measured=" ".join((*(_speeds(*pair) for pair in pairs), *_accuracies(results, options, experiments))),
         ideal=f"{workers} × with {workers} workers, and the accuracy of data parallel: the gradients are the same.",
-        why=" ".join(dict.fromkeys(_why(data, pipeline) for _, data, pipeline in pairs)),
+        why=" ".join(dict.fromkeys((*(_why(data, pipeline) for _, data, pipeline in pairs), *_shares(results, pairs)))),
         advice=_advice(results, options, pairs),
     )
 
@@ -92,6 +93,17 @@ def _why(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
         f"With {stages} equal stages and {microbatches} micro-batches the pipeline bubble, (p − 1) ÷ (m + p − 1), is "
         f"{percent(bubble)} of a step; data parallel has none, but all-reduces every gradient."
     )
+
+
+def _shares(results: Results, pairs: Sequence[tuple[str, MeasuredExperiment, MeasuredExperiment]]) -> Iterator[str]:
+    """Where the time of a step went, of every measured pair."""
+    busy = ", on a busy machine" if is_busy(results) else ""
+    for name, data, pipeline in pairs:
+        if data.shares and pipeline.shares:
+            yield (
+                f"Time of a step ({name}, mean of {data.experiment.workers} workers{busy}): data parallel "
+                f"{mean_shares_text(data.shares)}; pipeline {mean_shares_text(pipeline.shares)}."
+            )
 
 
 def _advice(

@@ -83,8 +83,9 @@ def decide_in_float64(plan: Plan, report: ParityReport, context: WorkerContext, 
 def may_be_rounding(plan: Plan, report: ParityReport) -> bool:
     """Return whether rounding may be why a plan failed the check, or passed with a raised tolerance under a codec.
 
-    Without a codec only gradients may differ, and only if the plan splits sums: otherwise the activations are those of
-    the baseline, bit for bit. With a codec everything that follows an encoded tensor may differ.
+    Without a codec only gradients may differ, and only if the plan splits sums, as replicas do: otherwise the
+    activations are those of the baseline, bit for bit. With a codec everything that follows an encoded tensor may
+    differ.
     """
     # A gradient that is zero but for rounding has any relative error; the baseline's own sensitivity says so.
     largest = sys.float_info.max if report.tolerance >= MAX_SENSITIVITY else MAX_SENSITIVITY
@@ -95,7 +96,7 @@ def may_be_rounding(plan: Plan, report: ParityReport) -> bool:
         return (not report.equal or is_raised) and is_small and all(error <= largest for error in forward)
     tolerance = min(report.tolerance, MAX_CONTINUOUS_ERROR)
     is_continuous = all(error <= tolerance for error in forward)
-    splits_sums = plan.mesh.size("tensor") > 1 or plan.mesh.expert > 1
+    splits_sums = plan.mesh.num_workers > plan.mesh.pipeline
     is_eligible = plan.training and plan.compute_dtype == "float32" and splits_sums
     return not report.equal and is_eligible and is_continuous and is_small
 

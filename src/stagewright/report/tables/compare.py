@@ -129,7 +129,7 @@ def compare_remarks(rows: Sequence[RunResult]) -> list[str]:
         baseline = "streamed baseline" if row.parity.streamed else "baseline"
         match = f"bitwise identical to the {baseline}" if error == 0 else f"matches the {baseline} within {error:.0e}"
         if row.parity.float64_error is not None:
-            cause = f"to other steps of {codec_label(row.parity)}" if row.parity.codecs else "at kinks (ReLU)"
+            cause = f"to other steps of {codec_label(row.parity)}" if row.parity.codecs else "at kinks (ReLU) or near 0"
             match += f", and within {row.parity.float64_error:.0e} in float64: the rest is rounding {cause}"
         elif row.parity.undecided is not None:
             match += f" (tolerance {row.parity.tolerance:.0e}, measured with {codec_label(row.parity)}; float64 could "

@@ -48,9 +48,7 @@ def _of_task(task: str, rows: Sequence[Row]) -> Iterator[Row]:
             "accuracy": statistics.fmean(row["accuracy"] for row in group),
             "chance": scale.chance,
             "has_learned": scale.has_learned(values[key]),
-            "verdict": scale.compare(values[key], reference, goal_points(samples))
-            if has_verdict
-            else None,
+            "verdict": scale.compare(values[key], reference, goal_points(samples)) if has_verdict else None,
             "num_train": group[0]["num_train"],
             "num_evaluated": group[0]["num_evaluated"],
             "batch": group[0]["batch"],

@@ -1,9 +1,10 @@
 """Which lists of a user's example have an item for each sample: ``model(images, targets)`` of torchvision's detectors.
 
-list of dictionaries            an item for each sample
-list of tensors beside one      likewise, if it has as many items
-list of tensors alone           samples, or tensors that each hold all samples (feature maps): the model is run with
-                                fewer items and with fewer rows, and what works, and changes its result, is right
+- a list of dictionaries: an item for each sample;
+- a list of tensors beside one: likewise; another number of items is refused;
+- a list of tensors alone: samples, or tensors that each hold all samples (feature maps). The model is run with fewer
+  items and with fewer rows, and what works, and changes its result, is right;
+- a tuple: never divided by items.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def find_samples(batch: Batch, module: nn.Module, resize: Resize) -> Samples | N
     records = [listed for listed in found if listed.has_records and listed.rows != {rows}]
     if records:
         size = len(records[0].content)
-        paths = {listed.path for listed in records}
-        lists = [row for row in found if row.path in paths or len(row.content) == size or row.rows != {size}]
+        lists = found
         for listed in lists:
             if len(listed.content) != size:
                 raise UsageError(
@@ -88,6 +88,8 @@ def find_samples(batch: Batch, module: nn.Module, resize: Resize) -> Samples | N
         first = next((tensor for tensor in structure.tensors(inputs) if tensor.ndim), None)
         size = first.shape[0] if first is not None else 0
         lists = _try_lists(batch, found, rows, size, module, resize)
+        if size and not lists and rows is None:
+            _reject_tuples(batch, Samples(size, frozenset()), module, resize)
         size = len(lists[0].content) if lists else size
     if not size:
         return None
@@ -116,7 +118,21 @@ def _try_lists(
     return candidates if items_work else []
 
 
-def _try_sizes(batch: Batch, samples: Samples, module: nn.Module, resize: Resize) -> bool:
+def _reject_tuples(batch: Batch, samples: Samples, module: nn.Module, resize: Resize) -> None:
+    """Raise UsageError for a tuple with an item for each sample: it is not divided, and the model fails on its rows."""
+    named = [*enumerate(batch.args), *batch.kwargs.items()]
+    tuples = [
+        (name, value) for name, value in named if type(value) is tuple and (_are_tensors(value) or _are_records(value))
+    ]
+    if tuples and not _try_sizes(batch, samples, module, resize, must_differ=False):
+        name, value = tuples[0]
+        raise UsageError(
+            f"argument {name!r} is a tuple of {len(value)} items, and the model fails with other first dimensions than "
+            f"{samples.size}: give a list if each item is a sample"
+        )
+
+
+def _try_sizes(batch: Batch, samples: Samples, module: nn.Module, resize: Resize, *, must_differ: bool = True) -> bool:
     """Whether the model runs with other numbers of samples, and its results depend on that number."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     outlines = []
@@ -129,7 +145,7 @@ def _try_sizes(batch: Batch, samples: Samples, module: nn.Module, resize: Resize
         except Exception:  # whatever the user's model raises
             return False
         outlines.append((spec, [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]))
-    return outlines[0] != outlines[1]
+    return not must_differ or outlines[0] != outlines[1]
 
 
 def _target_lists(target: Any, size: int, *, listed: bool) -> set[Path]:

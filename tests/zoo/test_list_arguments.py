@@ -129,8 +129,8 @@ def test_the_model_is_left_unchanged() -> None:
         (
             lambda model, images, targets: per_image(model, images),
             Batch(args=(tuple(IMAGES), tuple(BOXES))),
-            r"argument 0 is a tuple of 4 items, and the model fails with other first dimensions than 3: give a list if "
-            r"each item is a sample",
+            r"argument 0 is a tuple of 4 items, and the model runs with fewer items, not with a first dimension other "
+            r"than 3: give a list of samples",
         ),
         (
             lambda model, rows: torch.cat(rows),

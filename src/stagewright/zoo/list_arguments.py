@@ -88,8 +88,8 @@ def find_samples(batch: Batch, module: nn.Module, resize: Resize) -> Samples | N
         first = next((tensor for tensor in structure.tensors(inputs) if tensor.ndim), None)
         size = first.shape[0] if first is not None else 0
         lists = _try_lists(batch, found, rows, size, module, resize)
-        if size and not lists and rows is None:
-            _reject_tuples(batch, Samples(size, frozenset()), module, resize)
+        if size and not lists:
+            _reject_tuples(batch, size, module, resize)
         size = len(lists[0].content) if lists else size
     if not size:
         return None
@@ -118,17 +118,22 @@ def _try_lists(
     return candidates if items_work else []
 
 
-def _reject_tuples(batch: Batch, samples: Samples, module: nn.Module, resize: Resize) -> None:
-    """Raise UsageError for a tuple with an item for each sample: it is not divided, and the model fails on its rows."""
-    named = [*enumerate(batch.args), *batch.kwargs.items()]
-    tuples = [
-        (name, value) for name, value in named if type(value) is tuple and (_are_tensors(value) or _are_records(value))
-    ]
-    if tuples and not _try_sizes(batch, samples, module, resize, must_differ=False):
-        name, value = tuples[0]
+def _reject_tuples(batch: Batch, size: int, module: nn.Module, resize: Resize) -> None:
+    """Raise UsageError if the tensors are in tuples that the model takes with fewer items, but not with fewer rows."""
+    named: dict[Path, Any] = {(0, index): value for index, value in enumerate(batch.args)}
+    named |= {(1, name): value for name, value in batch.kwargs.items()}
+    tuples = {path: value for path, value in named.items() if type(value) is tuple and structure.tensors(value)}
+    others = [value for path, value in named.items() if path not in tuples]
+    lengths = {len(value) for value in tuples.values()}
+    if len(lengths) != 1 or structure.tensors(others) or _try_sizes(batch, Samples(size, frozenset()), module, resize):
+        return
+    args = tuple(list(value) if (0, index) in tuples else value for index, value in enumerate(batch.args))
+    kwargs = {name: list(value) if (1, name) in tuples else value for name, value in batch.kwargs.items()}
+    by_items = Samples(lengths.pop(), frozenset(tuples))
+    if _try_sizes(Batch(args=args, kwargs=kwargs), by_items, module, resize):
         raise UsageError(
-            f"argument {name!r} is a tuple of {len(value)} items, and the model fails with other first dimensions than "
-            f"{samples.size}: give a list if each item is a sample"
+            f"{_name(next(iter(tuples)))} is a tuple of {by_items.size} items, and the model runs with fewer items, "
+            f"not with a first dimension other than {size}: give a list of samples"
         )
 
 
@@ -145,7 +150,7 @@ def _try_sizes(batch: Batch, samples: Samples, module: nn.Module, resize: Resize
         except Exception:  # whatever the user's model raises
             return False
         outlines.append((spec, [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]))
-    return not must_differ or outlines[0] != outlines[1]
+    return outlines[0] != outlines[1]
 
 
 def _target_lists(target: Any, size: int, *, listed: bool) -> set[Path]:

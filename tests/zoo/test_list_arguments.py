@@ -122,6 +122,17 @@ def test_the_model_is_left_unchanged() -> None:
             r"for each sample in both, or a tuple of what is not divided by samples",
         ),
         (
+            never,
+            Batch(args=(IMAGES, BOXES[:3])),  # three, as many as channels
+            r"argument 0 is a list of 4 tensors, but argument 1 is a list of 3 dictionaries of tensors; give .*",
+        ),
+        (
+            lambda model, images, targets: per_image(model, images),
+            Batch(args=(tuple(IMAGES), tuple(BOXES))),
+            r"argument 0 is a tuple of 4 items, and the model runs with fewer items, not with a first dimension other "
+            r"than 3: give a list of samples",
+        ),
+        (
             lambda model, rows: torch.cat(rows),
             Batch(args=([torch.ones(3, 2)] * 4,)),
             r"argument 0 is a list of 4 tensors whose first dimension is 3, and the model runs with fewer items and "
@@ -135,7 +146,7 @@ def test_the_model_is_left_unchanged() -> None:
         ),
         (never, Batch(args=(3,)), "the example arguments contain no tensor with a batch dimension; .*"),
     ],
-    ids=["lengths", "both", "target", "nothing"],
+    ids=["lengths", "channels", "tuples", "both", "target", "nothing"],
 )
 def test_what_is_ambiguous_is_refused(function: Any, batch: Batch, message: str) -> None:
     with pytest.raises(UsageError, match=f"^{message}$"):

@@ -1,9 +1,10 @@
 """Which lists of a user's example have an item for each sample: ``model(images, targets)`` of torchvision's detectors.
 
-list of dictionaries            an item for each sample
-list of tensors beside one      likewise, if it has as many items
-list of tensors alone           samples, or tensors that each hold all samples (feature maps): the model is run with
-                                fewer items and with fewer rows, and what works, and changes its result, is right
+- a list of dictionaries: an item for each sample;
+- a list of tensors beside one: likewise; another number of items is refused;
+- a list of tensors alone: samples, or tensors that each hold all samples (feature maps). The model is run with fewer
+  items and with fewer rows, and what works, and changes its result, is right;
+- a tuple: never divided by items.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def find_samples(batch: Batch, module: nn.Module, resize: Resize) -> Samples | N
     records = [listed for listed in found if listed.has_records and listed.rows != {rows}]
     if records:
         size = len(records[0].content)
-        paths = {listed.path for listed in records}
-        lists = [row for row in found if row.path in paths or len(row.content) == size or row.rows != {size}]
+        lists = found
         for listed in lists:
             if len(listed.content) != size:
                 raise UsageError(
@@ -88,6 +88,8 @@ def find_samples(batch: Batch, module: nn.Module, resize: Resize) -> Samples | N
         first = next((tensor for tensor in structure.tensors(inputs) if tensor.ndim), None)
         size = first.shape[0] if first is not None else 0
         lists = _try_lists(batch, found, rows, size, module, resize)
+        if size and not lists:
+            _reject_tuples(batch, size, module, resize)
         size = len(lists[0].content) if lists else size
     if not size:
         return None
@@ -116,7 +118,26 @@ def _try_lists(
     return candidates if items_work else []
 
 
-def _try_sizes(batch: Batch, samples: Samples, module: nn.Module, resize: Resize) -> bool:
+def _reject_tuples(batch: Batch, size: int, module: nn.Module, resize: Resize) -> None:
+    """Raise UsageError if the tensors are in tuples that the model takes with fewer items, but not with fewer rows."""
+    named: dict[Path, Any] = {(0, index): value for index, value in enumerate(batch.args)}
+    named |= {(1, name): value for name, value in batch.kwargs.items()}
+    tuples = {path: value for path, value in named.items() if type(value) is tuple and structure.tensors(value)}
+    others = [value for path, value in named.items() if path not in tuples]
+    lengths = {len(value) for value in tuples.values()}
+    if len(lengths) != 1 or structure.tensors(others) or _try_sizes(batch, Samples(size, frozenset()), module, resize):
+        return
+    args = tuple(list(value) if (0, index) in tuples else value for index, value in enumerate(batch.args))
+    kwargs = {name: list(value) if (1, name) in tuples else value for name, value in batch.kwargs.items()}
+    by_items = Samples(lengths.pop(), frozenset(tuples))
+    if _try_sizes(Batch(args=args, kwargs=kwargs), by_items, module, resize):
+        raise UsageError(
+            f"{_name(next(iter(tuples)))} is a tuple of {by_items.size} items, and the model runs with fewer items, "
+            f"not with a first dimension other than {size}: give a list of samples"
+        )
+
+
+def _try_sizes(batch: Batch, samples: Samples, module: nn.Module, resize: Resize, *, must_differ: bool = True) -> bool:
     """Whether the model runs with other numbers of samples, and its results depend on that number."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     outlines = []

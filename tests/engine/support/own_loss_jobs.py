@@ -172,10 +172,11 @@ def headless(rank: int, *, square: bool) -> dict[str, Any]:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    batch_size, make = resized(Batch(args=(torch.randn(6, 3, 16, 16),)))
+    module = ViTModel(config, add_pooling_layer=False)
+    batch_size, make = resized(Batch(args=(torch.randn(6, 3, 16, 16),)), module)
     model = Model(
         name="headless",
-        module=ViTModel(config, add_pooling_layer=False),
+        module=module,
         args=make(batch_size).args,
         loss=(lambda output, target: output[0].square().mean()) if square else default_loss,
         batch_size=batch_size,

@@ -22,6 +22,7 @@ from measured_figures import (
     fabric,
     forecast,
     gpu,
+    labs,
     overhead,
     pipeline,
     reliability,
@@ -37,6 +38,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     make.__name__: make
     for make in (
         accuracy.accuracy_tables,
+        labs.lab_times,
         axes.axes_grid,
         axes.axes_grid_gpu,
         axes.offload_gpu,

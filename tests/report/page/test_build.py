@@ -13,6 +13,7 @@ from made_pages import make_study
 from made_runs import SERIAL_S, make_run, make_training
 from stagewright.files.atomic import save_text
 from stagewright.report.page import Page, Picture, Section, build_report, page_html, page_markdown
+from stagewright.report.page.build import joined_counts
 from stagewright.report.page.sections import BarChart, Fold, LineChart, Timeline
 from stagewright.report.render.html import script_json
 from stagewright.table import Cell, Table
@@ -153,6 +154,13 @@ def test_a_refused_run_does_not_look_like_a_failed_one(tmp_path: Path) -> None:
     folder.finish("refused", {"error": "worker 1 (cpu:1) refused: no heads; use data instead\n  at: build stages"})
     page = build_report([tmp_path]).page
     assert section(page, "result").prose == ("tensor=2 was refused: no heads; use data instead",)
+
+
+def test_counts_of_three_kinds_are_a_list() -> None:
+    assert joined_counts(["40 runs", "8 fabric runs", "5 studies"]) == "40 runs, 8 fabric runs and 5 studies"
+    assert joined_counts(["1 run", "1 study"]) == "1 run and 1 study"
+    assert joined_counts(["1 run"]) == "1 run"
+    assert joined_counts([]) == ""
 
 
 def test_sections_of_others_come_first(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from stagewright.report.render.html import render_macro, sentence_html
+from stagewright.table import Column, Table
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,16 @@ def test_commands_are_code_whose_words_are_not_broken() -> None:
 
 def test_a_card_and_a_note_are_written_so() -> None:
     assert "44\u00a0%" in render_macro("note", "44 %")
+
+
+def test_short_cells_of_tables_are_not_broken() -> None:
+    table = Table(title="All", columns=(Column("a"), Column("b")), rows=(("mlp-mnist", "a text of some more words"),))
+    html = render_macro("table", table)
+    assert 'short">mlp-mnist</td>' in html
+    assert html.count(" short") == 1
+
+
+def test_names_of_columns_may_be_broken_at_dots() -> None:
+    table = Table(title="", columns=(Column("optimizer.learning_rate"), Column("a & b")), rows=(("1", "2"),))
+    html = render_macro("table", table)
+    assert "<th>optimizer.<wbr>learning_<wbr>rate</th><th>a &amp; b</th>" in html

@@ -62,8 +62,8 @@ def draw_accuracy(
 def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
     for point in (point for point in points if point.is_baseline):
         low, high = point.accuracy - point.deviation, point.accuracy + point.deviation
-        axes.axvspan(low, high, color=GRID, zorder=1, label="± its standard deviation")
         axes.axvline(point.accuracy, color=MUTED, linewidth=1, linestyle=DASHES, label="no codec", zorder=2)
+        axes.axvspan(low, high, color=GRID, zorder=1, label="± its standard deviation")
     codecs = sorted((point for point in points if not point.is_baseline), key=lambda point: point.ratio)
     for row, point in enumerate(codecs):
         axes.errorbar(
@@ -83,4 +83,4 @@ def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint]) -> None:
     axes.plot([], [], "o", color=stage_color(0), label="Stagewright")
     axes.plot([], [], "D", color=stage_color(1), label="sort quantization")
     draw_grid(axes)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)

@@ -133,4 +133,9 @@ def _subtitle(runs: Sequence[RunData], folders: ReportFolders) -> str:
     dates = sorted(str(run.environment["begun"])[:10] for run in runs if run.environment.get("begun"))
     period = "" if not dates else f" of {dates[0]}" if dates[0] == dates[-1] else f" from {dates[0]} to {dates[-1]}"
     left_out = f" ({folders.left_out})" if folders.left_out else ""
-    return " and ".join(words) + period + left_out
+    return joined_counts(words) + period + left_out
+
+
+def joined_counts(words: Sequence[str]) -> str:
+    """Join counts: "40 runs, 8 fabric runs and 5 studies"."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)

@@ -60,6 +60,11 @@ def sentence_html(text: str) -> Markup:
     return Markup("").join([*parts, escape(_UNIT.sub(_NO_BREAK, clean_text(text[end:])))])
 
 
+def breakable_html(text: str) -> Markup:
+    """Write a column's name so that a line may break within: after dots and underscores of optimizer.learning_rate."""
+    return Markup(re.sub(r"(?<=\w)([._])(?=\w)", r"\1<wbr>", str(escape(clean_text(text)))))
+
+
 def color_variables(*, dark: bool = False) -> Markup:
     """Write the palette as CSS variables."""
     return Markup(" ".join(f"--{name}: {color(name, dark=dark)};" for name in color_names()))
@@ -82,5 +87,5 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else clean_text(str(value)),
     )
-    environment.filters["sentence"] = sentence_html
+    environment.filters |= {"sentence": sentence_html, "breakable": breakable_html}
     return environment

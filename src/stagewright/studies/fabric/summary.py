@@ -56,7 +56,9 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
         f"{_ratios(layered, clean)}".rstrip(),
         advice=" ".join(["Diagnose your network: stagewright fabric run.", *(_REMEDIES[network] for network in faults)])
         if faults
-        else "Run it as root, or with faults (--networks), to see their tails.",
+        else "Add faults, to see their tails: --networks lossy-link,failing-link."
+        if options["where"] == "lab"
+        else "Run it as root, to see the tails of faulty links.",
     )
 
 

@@ -38,9 +38,18 @@ def tables(
 
 def figures(results: Results, options: Mapping[str, Any], runs: Runs) -> tuple[Figure, ...]:
     """Speed-up by number of stages, and the waterfall of each mode's best run."""
+    has_forecasts = any(
+        check.corrected(forecast_speedup(results, options, mode, forecast)) is not None
+        for mode in options["modes"]
+        for check in (forecast_check(results, options, mode, runs[mode]),)
+        for count in options["stages"]
+        if not any(run.num_stages == count for run in runs[mode])
+        for _, forecast in forecasts_of(results, mode, count)
+    )
+    rings = "; rings are forecasts" if has_forecasts else ""
     speedups = Figure(
         name="speedups",
-        caption="Speed-up over one device by number of stages and policy; rings are forecasts.",
+        caption=f"Speed-up over one device by number of stages and policy{rings}.",
         draw=partial(_draw_speedups, results, options, runs),
     )
     waterfalls = [

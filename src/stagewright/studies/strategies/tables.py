@@ -52,10 +52,12 @@ def figures(options: Mapping[str, Any], experiments: Experiments) -> tuple[Figur
     """Speed-up and accuracy of every experiment, one panel per task."""
     if not any(experiments.values()):
         return ()
+    is_forecast = any(row.speedups and not row.is_measured for rows in experiments.values() for row in rows)
+    hatched = " (hatched: forecast)" if is_forecast else ""
     return (
         Figure(
             name="strategies",
-            caption="Speed-up over one device of every experiment (hatched: forecast), and its accuracy over seeds.",
+            caption=f"Speed-up over one device of every experiment{hatched}, and its accuracy over seeds.",
             draw=partial(_draw, dict(experiments), options),
         ),
     )

@@ -1,0 +1,50 @@
+"""Commands of the lab pages, and ``benchmarks/lab_times.py``, which times them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagewright.studies.framework.options import declared_options
+from stagewright.studies.runner.load import STUDIES, options_class
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from lab_times import PAGES, quick_words, read_commands
+
+
+def test_all_questions_of_the_sheets_have_a_command() -> None:
+    rows = [
+        line
+        for name in STUDIES
+        for line in (PAGES / f"{name}.md").read_text(encoding="utf-8").partition("\n## Questions\n")[2].splitlines()
+        if line.startswith("| ") and not line.startswith("| question")
+    ]
+    questions = [row for row in rows if row.split(" | ")[0].endswith("?")]
+    assert len(questions) >= 35
+    assert len({row.split(" | ")[0] for row in questions}) == len(questions)
+
+
+@pytest.mark.parametrize("command", read_commands())
+def test_commands_have_options_that_exist(command: str) -> None:
+    _, name, *_ = command.split()
+    flags = {
+        info.flag or "--" + field.replace("_", "-")
+        for field, (_, info) in declared_options(options_class(name)).items()
+    }
+    assert set(re.findall(r"--[a-z-]+", command)) <= {part for flag in flags for part in flag.split("/")}
+
+
+def test_commands_are_run_quickly_with_data_where_they_need_it() -> None:
+    assert quick_words("study memory", None) == ["study", "memory", "--quick"]
+    assert quick_words("study strategies --tasks rte --batch 32,64", None) is None
+    assert quick_words("study strategies --tasks rte", "/d") == [
+        *("study", "strategies", "--tasks", "rte", "--quick", "--data-dir", "/d")
+    ]
+    assert quick_words("study strategies --tasks cifar10 --model resnet-101", "/d") is None
+    client = quick_words("study strategies --client f4l3,f1l1", "/d")
+    assert client is not None
+    assert client[-4:] == ["--tasks", "cifar10", "--data-dir", "/d"]

@@ -132,7 +132,8 @@ def test_retransmissions_are_told_where_packets_are_lost() -> None:
     networks = [*FABRIC_OPTIONS["sent"], ("mlp-mnist", "mlp-mnist", "lossy-link")]
     tails = answer_to(concluded(parts, sent=networks), "tail")
     assert tails.count("TCP retransmitted 3 segments") == 1
-    assert "Lossy link: fc4 has the longest tail: at most 50.0 ms, which is 5.00 × its median of 10.0 ms; TCP" in tails
+    assert "Lossy link: fc1 has the longest tail: at most 500 ms, which is 5.00 × its median of 100 ms; TCP" in tails
+    assert "the longest all-reduce, fc1 with 500 ms, is at least as long as 1" in tails
 
 
 def test_a_failing_link_is_hardly_warmed_up() -> None:

@@ -18,7 +18,7 @@ from stagewright.errors import RunError, RunTerminated, UsageError
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
-from stagewright.studies import PartContext, Results, Study, run_study
+from stagewright.studies import Findings, PartContext, Results, Study, run_study
 from stagewright.studies.runner.check import check_study_inputs
 from stagewright.studies.runner.folder import StudyFolder
 from stagewright.studies.runner.load import choose_study
@@ -172,6 +172,27 @@ def test_sigterm_ends_a_study_resumably(new_folder: NewFolder, tmp_path: Path) -
         assert StudyFolder.unfinished(tmp_path, study) == folder
     assert signal.getsignal(signal.SIGTERM) is before
     assert run_study(study, folder).is_complete
+
+
+def test_sigterm_while_findings_are_written_interrupts_too(new_folder: NewFolder, tmp_path: Path) -> None:
+    is_first = True
+
+    def conclude(results: Results) -> Findings:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            signal.raise_signal(signal.SIGTERM)
+        return study.conclude(results)
+
+    study = small_study(lambda name, context: name)
+    ended = replace(study, conclude=conclude)
+    folder = new_folder(ended)
+    with pytest.raises(RunTerminated):
+        run_study(ended, folder)
+    assert folder.about()["status"] == "interrupted"
+    assert StudyFolder.unfinished(tmp_path, ended) == folder
+    assert run_study(ended, folder).is_complete
+    assert folder.about()["status"] == "done"
 
 
 def test_sigterm_that_a_callback_swallows_is_sent_again(new_folder: NewFolder) -> None:

@@ -90,19 +90,25 @@ def run_study(
                     if saved is None or "data" not in saved:
                         _warn_of_neighbors(part, folder, devices, note)
                         _run(part, folder, folder.results(study), note, fresh=fresh)
+                results, findings = _conclude(study, folder, devices)
         except (KeyboardInterrupt, RunTerminated):
             folder.ended("interrupted")
             raise
-        results = folder.results(study)
-        load = other_load((saved for part in study.parts if (saved := folder.part(part.name))), devices)
-        concluded = study.conclude(with_other_load(results, load))
-        findings = _with_disturbances(_with_failures(concluded, study, results), study, results)
-        findings = _with_load(_with_neighbors(findings, folder), load)
-        write_findings(findings, study, folder, results)
-        folder.ended("incomplete" if results.failures else "done")
-        write_page(folder.path, study.title)
     seconds = {part.name: float((folder.part(part.name) or {"seconds": 0.0})["seconds"]) for part in study.parts}
     return Outcome(study=study, folder=folder.path, results=results, findings=findings, seconds=seconds)
+
+
+def _conclude(study: Study, folder: StudyFolder, devices: tuple[str, ...]) -> tuple[Results, Findings]:
+    """Conclude from all results, and write findings and page."""
+    results = folder.results(study)
+    load = other_load((saved for part in study.parts if (saved := folder.part(part.name))), devices)
+    concluded = study.conclude(with_other_load(results, load))
+    findings = _with_disturbances(_with_failures(concluded, study, results), study, results)
+    findings = _with_load(_with_neighbors(findings, folder), load)
+    write_findings(findings, study, folder, results)
+    folder.ended("incomplete" if results.failures else "done")
+    write_page(folder.path, study.title)
+    return results, findings
 
 
 def _run(part: Part, folder: StudyFolder, results: Results, note: Callable[[Part, str], None], *, fresh: bool) -> None:

@@ -175,7 +175,11 @@ def lone_pipeline(device: str, *stage_workers: int) -> PipelineExecutor:
         stage_workers=stage_workers,
         schedule="1f1b",
         num_microbatches=1,
-        links=Links(shapes=lambda cut, size: [], needs_gradient=[(False,)] * (len(stage_workers) - 1)),
+        links=Links(
+            shapes=lambda cut, size: [],
+            gradients=lambda cut, variant: (False,),
+            needs_gradient=[(False,)] * (len(stage_workers) - 1),
+        ),
         unflatten=lambda outputs: outputs,
         loss=torch.nn.functional.mse_loss,
     )

@@ -3,9 +3,9 @@
     python benchmarks/detectors.py                                   # needs torchvision; its operators may be missing
     python benchmarks/detectors.py --only ssdlite320_mobilenet_v3_large --output detectors.json
 
-A batch is a list of five images of different sizes and a list of five dictionaries with one to three objects each. Two
-replicas get three and two samples, in micro-batches of one or two. Loss, outputs, all gradients, buffers and parameter
-updates are compared. Times mean nothing. Exits with code 3 if a plan fails, or fails the parity check.
+A batch is a list of nine images of different sizes and a list of nine dictionaries with one to three objects each. Two
+replicas get five and four samples, in micro-batches of two or three. Loss, outputs, all gradients, buffers and
+parameter updates are compared. Times mean nothing. Exits with code 3 if a plan fails, or fails the parity check.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from libraries.operators import define_missing_operators
 from libraries.torchvision_models import DETECTION, FAMILIES
 
-SAMPLES = 5
+SAMPLES = 9
 
 
 def __getattr__(name: str) -> Callable[[], Any]:

@@ -6,6 +6,7 @@ Its models need them for detection only; its Python code needs them to be define
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from typing import Any
 
 import numpy as np
@@ -70,5 +71,6 @@ def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.T
 def _roi_align(*args: Any) -> torch.Tensor:
     from torchvision.ops.roi_align import _roi_align as align
 
-    result: torch.Tensor = align(*args)
+    # Compiled, it would round differently after the first batch of another shape.
+    result: torch.Tensor = inspect.unwrap(align)(*args)
     return result

@@ -2,8 +2,8 @@
 
     STAGEWRIGHT_DATA=DATA python benchmarks/lab_times.py --output FILE      as root, for the study of the fabric
 
-Commands are read from the tables of docs/studies/*.md. One that needs data is skipped without STAGEWRIGHT_DATA; one that
-takes longer than --limit-s is ended, and has no time. A command that is in FILE already is not repeated.
+Commands are read from the tables of docs/studies/*.md. One that needs data is skipped without STAGEWRIGHT_DATA; one
+that takes longer than --limit-s is ended, and has no time. A command that is in FILE already is not repeated.
 """
 
 from __future__ import annotations

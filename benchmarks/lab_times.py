@@ -1,15 +1,16 @@
 """Time each command of the lab pages with --quick: how long a question takes to answer.
 
-    python benchmarks/lab_times.py --output FILE [--data-dir DATA]      as root, for the study of the fabric
+    STAGEWRIGHT_DATA=DATA python benchmarks/lab_times.py --output FILE      as root, for the study of the fabric
 
-Commands are read from the tables of docs/studies/*.md. One that needs data is skipped without --data-dir; one that
-takes longer than --limit-s is ended, and has no time. A command that is in FILE already is not repeated.
+Commands are read from the tables of docs/studies/*.md. One that needs data is skipped without STAGEWRIGHT_DATA; one
+that takes longer than --limit-s is ended, and has no time. A command that is in FILE already is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -38,13 +39,12 @@ def read_commands(pages: Path = PAGES) -> list[str]:
     return list(dict.fromkeys(command for text in texts for command in _COMMAND.findall(text)))
 
 
-def quick_words(command: str, data: str | None) -> list[str] | None:
+def quick_words(command: str, *, has_data: bool) -> list[str] | None:
     """Return a command's words with --quick; None: it needs data that is not there, or takes hours."""
     more = next((words for part, words in _MORE.items() if part in command), "")
     words = shlex.split(f"{command} --quick {more}")
-    if any(name in command for name in _LONG) or ("--tasks" in words and data is None):
-        return None
-    return words + (["--data-dir", data] if data is not None and "--tasks" in words else [])
+    is_possible = has_data or "--tasks" not in words
+    return words if is_possible and not any(name in command for name in _LONG) else None
 
 
 def run(words: list[str], limit_s: float) -> dict[str, Any]:
@@ -75,18 +75,16 @@ def run(words: list[str], limit_s: float) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--data-dir")
     parser.add_argument("--limit-s", type=float, default=900.0)
     options = parser.parse_args()
     rows = json.loads(options.output.read_text(encoding="utf-8"))["rows"] if options.output.exists() else []
     done = {row["command"] for row in rows if row["seconds"] is not None}
     rows = [row for row in rows if row["command"] in done]
     for command in read_commands():
-        words = quick_words(command, options.data_dir)
+        words = quick_words(command, has_data="STAGEWRIGHT_DATA" in os.environ)
         if command in done or words is None:
             continue
-        row = {"command": command, "words": " ".join(words).replace(f" --data-dir {options.data_dir}", "")}
-        rows.append({**row, **run(words, options.limit_s)})
+        rows.append({"command": command, "words": " ".join(words), **run(words, options.limit_s)})
         print(rows[-1], flush=True)
         write_record(options.output, {"rows": rows})
 

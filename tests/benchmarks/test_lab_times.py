@@ -39,12 +39,12 @@ def test_commands_have_options_that_exist(command: str) -> None:
 
 
 def test_commands_are_run_quickly_with_data_where_they_need_it() -> None:
-    assert quick_words("study memory", None) == ["study", "memory", "--quick"]
-    assert quick_words("study strategies --tasks rte --batch 32,64", None) is None
-    assert quick_words("study strategies --tasks rte", "/d") == [
-        *("study", "strategies", "--tasks", "rte", "--quick", "--data-dir", "/d")
+    assert quick_words("study memory", has_data=False) == ["study", "memory", "--quick"]
+    assert quick_words("study strategies --tasks rte --batch 32,64", has_data=False) is None
+    assert quick_words("study strategies --tasks rte", has_data=True) == [
+        *("study", "strategies", "--tasks", "rte", "--quick")
     ]
-    assert quick_words("study strategies --tasks cifar10 --model resnet-101", "/d") is None
-    client = quick_words("study strategies --client f4l3,f1l1", "/d")
+    assert quick_words("study strategies --tasks cifar10 --model resnet-101", has_data=True) is None
+    client = quick_words("study strategies --client f4l3,f1l1", has_data=True)
     assert client is not None
-    assert client[-4:] == ["--tasks", "cifar10", "--data-dir", "/d"]
+    assert client[-2:] == ["--tasks", "cifar10"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,9 @@ def define_missing_operators() -> None:
         import torchvision.extension
 
         torchvision.extension._has_ops = lambda: True
+        # Compiled, it would round differently after the first call under a dispatch mode.
+        module = sys.modules["torchvision.ops.roi_align"]  # a function has its name in torchvision.ops
+        module._roi_align = inspect.unwrap(module._roi_align)  # type: ignore[attr-defined]
 
 
 def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -71,6 +75,5 @@ def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.T
 def _roi_align(*args: Any) -> torch.Tensor:
     from torchvision.ops.roi_align import _roi_align as align
 
-    # Compiled, it would round differently after the first batch of another shape.
-    result: torch.Tensor = inspect.unwrap(align)(*args)
+    result: torch.Tensor = align(*args)
     return result

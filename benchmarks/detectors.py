@@ -24,7 +24,7 @@ from libraries.detectors import SAMPLES
 from libraries.torchvision_models import DETECTION
 from record import write_record
 from stagewright.engine.jobs.compare import run_plan
-from stagewright.errors import StagewrightError
+from stagewright.errors import RunTerminated, StagewrightError
 from stagewright.spec.plan import Mesh, ModelSpec, Plan
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -67,6 +67,8 @@ def verify(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as root:
         try:
             parity = run_plan(plan, root).to_dict()["equality"]
+        except RunTerminated:
+            raise
         except StagewrightError as error:
             return {"verdict": "failed", "reason": str(error).splitlines()[0]}
     largest = max(parity[kind] for kind in ("loss", "outputs", "gradients", "buffers", "updates"))

@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("--output", type=Path, help="write the comparisons as JSON")
+    parser.add_argument("--all", action="store_true", help="also list what neither can tell")
     options = parser.parse_args()
     try:
         comparisons, loads = compare_folders(options.first, options.second)
@@ -76,7 +77,8 @@ def main() -> int:
         return 2
     shown = " and ".join("unknown" if load is None else f"{load:.0%}" for load in loads)
     print(f"CPU time of other programs: {shown}")
-    for row in sorted(comparisons, key=lambda row: row.outcome):
+    shown_rows = [row for row in comparisons if options.all or row.outcome != "neither can tell"]
+    for row in sorted(shown_rows, key=lambda row: row.outcome):
         print(f"{row.outcome:17} {row.subject}: {row.first or 'can’t tell'} | {row.second or 'can’t tell'}")
     counts = Counter(row.outcome for row in comparisons)
     print(", ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items())))

@@ -18,7 +18,7 @@ from stagewright.studies.memory.measured import (
 )
 from stagewright.studies.parts.measurements import is_busy, noise_margin
 from stagewright.studies.stages.contrast import read_contrast
-from stagewright.studies.stages.measured import MeasuredRun, explained_results, measured_runs
+from stagewright.studies.stages.measured import MeasuredRun, equal_sizes, explained_results, measured_runs
 from stagewright.studies.strategies.large_tables import large_runs
 from stagewright.studies.strategies.measured import (
     case_name,
@@ -37,15 +37,34 @@ def conclude_stages(results: Results, options: Mapping[str, Any]) -> Conclusions
     found: Conclusions = {}
     for mode, measured in runs.items():
         for count in options["stages"]:
-            of_count = [run for run in measured if run.num_stages == count]
+            found |= _cuts(results, f"{mode}, {count} stages", mode, count)
+            of_count = [run for run in measured if run.num_stages == count and not run.shared]
+            if not of_count:
+                continue
             found |= _policies(f"{mode}, {count} stages", of_count, options["policies"])
             found |= _over_one_device(f"{mode}, {count} stages: a pipeline", _fastest(of_count))
         found[f"{mode}: largest loss"] = _largest_loss(results.get(f"why-{mode}"), results)
+    equal = equal_sizes(results, options)
+    found["equal numbers of parameters are a good policy"] = (
+        None if not equal else "no" if "not always" in equal else "yes"
+    )
     contrast = read_contrast(results, options.get("contrast_options"))
     if contrast is not None:
         found |= _policies(f"{contrast.model}, {contrast.mode}", contrast.runs, options["policies"])
         found |= _over_one_device(f"{contrast.model}, {contrast.mode}: a pipeline", _fastest(contrast.runs))
     return found
+
+
+def _cuts(results: Results, head: str, mode: str, count: int) -> Conclusions:
+    """Where each policy cuts; by measured time on a busy machine, that is not known."""
+    splits = (results.get(f"profile-{mode}") or {"splits": {}})["splits"].get(str(count)) or {}
+    return {
+        f"{head}: {policy} cuts after": None
+        if policy in ("time", "optimal") and is_busy(results)
+        else ", ".join(split["cut_names"])
+        for policy, split in splits.items()
+        if "error" not in split
+    }
 
 
 def _fastest(runs: Sequence[MeasuredRun]) -> MeasuredRun | None:

@@ -66,6 +66,8 @@ def test_policies_are_told_apart_only_beyond_the_noise() -> None:
     assert found["inference, 2 stages: parameters or macs is faster"] is None  # they cut alike
     assert found["inference, 2 stages: a pipeline is faster than one device"] == "yes"
     assert found["inference: largest loss"] == "imbalance"
+    assert found["inference, 2 stages: macs cuts after"] == "layers.6"
+    assert "inference, 4 stages: macs or blocks is faster" not in found, "it was not run"
     assert stages(blocks=(32.0, 25.5))["inference, 2 stages: macs or blocks is faster"] is None
     assert stages(blocks=(20.0, 20.5))["inference, 2 stages: macs or blocks is faster"] == "macs"
     assert stages(busy=0.4)["inference: largest loss"] is None

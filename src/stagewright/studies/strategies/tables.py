@@ -141,7 +141,8 @@ def _experiment_table(results: Results, options: Mapping[str, Any], experiments:
         "device with the same batch, median over rounds of the ratio within a round; every plan first passed its "
         "parity check. Forecast: the speed-up from the profile, made before any run; where there are fewer devices "
         "than workers, it replaces the measured speed, as if each worker had its own device. Plain torch loop: the "
-        f"same model, batch and optimizer without Stagewright, on one device. {' '.join(sentences)}"
+        "same model, batch and optimizer without Stagewright, on one device. Over data on 2: samples/s relative to "
+        f"data parallel on 2 workers, as published. {' '.join(sentences)}"
         f"{calibration_note(results)}".rstrip(),
     )
 

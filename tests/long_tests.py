@@ -243,7 +243,7 @@ LONG = (
     "tests/engine/tensor/test_by_flow.py::test_four_workers",
     # The slowest of the rest; their neighbors stay.
     "tests/engine/parallel/test_compilation.py::*[[]serial-options3-units-4]",
-    "tests/gpu_sharing/test_process_group.py::*[[]3]",
+    "tests/shared_memory/test_process_group.py::*[[]3]",
     "tests/cli/model/test_split.py::test_memory_limits_links_and_speeds",
     "tests/planner/costs/test_link_codecs.py::*block4]",
     "tests/planner/search/test_search.py::test_searched_orders_are_ranked_beside_fixed_schedules",

@@ -11,6 +11,7 @@ from made_profiles import equal_units, make_costs, profile_of, unit
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Link, Links
 from stagewright.errors import UsageError
 from stagewright.profiler.profile import Amount, Time
+from stagewright.simulator.collective import Group, all_reduce_s
 from stagewright.simulator.costs.link_codec import LinkCodec
 from stagewright.simulator.costs.overheads import EngineOverheads, ModelOverheads
 from stagewright.simulator.costs.tensor_traffic import TensorTraffic
@@ -197,6 +198,21 @@ def test_groups_lie_on_hosts_as_ranks_do() -> None:
     tensor = Topology(mesh=Mesh(tensor=2, pipeline=4), cluster=cluster)
     assert tensor.group("tensor").num_hosts == 2, "the engine's ranks have the pipeline innermost"
     assert Topology(mesh=Mesh(tensor=2, pipeline=4), cluster=cluster, innermost="tensor").group("tensor").num_hosts == 1
+
+
+def test_tensor_groups_of_one_host_have_links_of_their_own() -> None:
+    slow, fast = (Link(bandwidth_bytes_per_s=rate, latency_s=0.0) for rate in (1e9, 4e9))
+    links = Links(inter_host=slow, collective=slow, tensor=fast, tensor_sums=((8, 1e-5),))
+
+    def tensor_group(**mesh: int) -> Group:
+        cluster = Cluster(devices=(DeviceGroup(kind="cpu", count=4, hosts=2),), links=links)
+        return Topology(mesh=Mesh(**mesh), cluster=cluster).tensor_group(mesh["tensor"])
+
+    inside = tensor_group(data=2, tensor=4)
+    assert (inside.inside, inside.allreduce_points) == (fast, ((8, 1e-5),))
+    assert all_reduce_s(replace(inside, allreduce_points=()), 4e9) == pytest.approx(1.5)
+    across = tensor_group(tensor=8)
+    assert (across.outside, across.allreduce_points) == (slow, ())
 
 
 @pytest.mark.parametrize("recompute", ["none", "always", "except-last"])

@@ -99,6 +99,10 @@ class Links:
     """Between a device and its host's memory, for offloaded activations; None: unknown."""
     sums: tuple[tuple[int, float], ...] = ()
     """Measured all-reduces of two devices of one host: bytes and seconds, ascending; (): from ``collective``."""
+    tensor: Link | None = None
+    """As ``collective``, in a tensor group, whose CPU workers share memory; None: as in other groups."""
+    tensor_sums: tuple[tuple[int, float], ...] = ()
+    """As ``sums``, in a tensor group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

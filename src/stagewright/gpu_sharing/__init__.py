@@ -1,1 +1,1 @@
-"""One GPU as several devices: a share of its SMs for each worker (CUDA MPS), and shared memory between them."""
+"""One GPU as several devices: a share of its SMs for each worker (CUDA MPS)."""

@@ -78,13 +78,13 @@ def main(rank: int, device_text: str, backend: str, meeting: str, budget_s: floa
     import torch
     from torch import distributed
 
-    from stagewright.gpu_sharing.process_group import BACKEND as SHARED_MEMORY, register as register_shared_memory
+    from stagewright.shared_memory.process_group import GPU_BACKEND, register
 
     target = device.torch_device()
     if target.type == "cuda":
         torch.cuda.set_device(target)
-    if backend == SHARED_MEMORY:
-        register_shared_memory()
+    if backend == GPU_BACKEND:
+        register(GPU_BACKEND)
     store = distributed.FileStore(meeting, 2)  # type: ignore[attr-defined]
     with sched_batch_threads():
         distributed.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=100))

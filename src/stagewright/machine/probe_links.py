@@ -22,9 +22,9 @@ from pathlib import Path
 from stagewright.cluster.cluster import Cluster, DeviceGroup, Links
 from stagewright.cluster.device import Device, check_devices
 from stagewright.errors import RunError
-from stagewright.gpu_sharing.process_group import BACKEND as SHARED_MEMORY
 from stagewright.machine.link_fit import LinkPoint, MeasuredLink, fit_collective, fit_link
 from stagewright.machine.machine import Machine
+from stagewright.shared_memory.process_group import GPU_BACKEND
 
 _MIB = 2**20
 
@@ -71,7 +71,7 @@ def _backend(devices: Sequence[str]) -> str:
         return "gloo"
     if any(Device.parse(device).share > 1 for device in devices):
         check_devices(devices)
-        return SHARED_MEMORY
+        return GPU_BACKEND
     return "nccl"
 
 

@@ -10,7 +10,7 @@ equivalent, so the slowest one represents all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,11 @@ class Topology:
 
         def compute() -> Group:
             indices = [index for index, own in enumerate(self.mesh.degrees) if own == degree]
-            return self._group_of(np.moveaxis(self.hosts[self.devices][:, :degree, indices], 1, -1))
+            group = self._group_of(np.moveaxis(self.hosts[self.devices][:, :degree, indices], 1, -1))
+            links = self.cluster.links
+            if links.tensor is None or self.free_collectives or group.num_hosts > 1:
+                return group
+            return replace(group, inside=links.tensor, allreduce_points=links.tensor_sums)
 
         return self._cached(("tensor", degree), compute)  # type: ignore[no-any-return]
 

@@ -58,3 +58,9 @@ def test_workers_on_separate_gpus_keep_their_fast_links(devices: tuple[str, ...]
     join_group(Device.parse("cuda:0"), placed(0, num_machines), devices, hang_s=300.0)
     assert "NCCL_HOSTID" not in os.environ
     assert "NCCL_SOCKET_IFNAME" not in os.environ
+
+
+def test_tensor_groups_share_memory_where_all_workers_can() -> None:
+    assert context.backend_in_memory([5, 5, 5]) == "stagewright_host"
+    assert context.backend_in_memory([5, 5, 7]) is None, "another host, container or emulated network"
+    assert context.backend_in_memory([0, 0]) is None, "GPUs, or a system without such memory"

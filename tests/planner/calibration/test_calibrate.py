@@ -41,6 +41,8 @@ def made(hardware: str = "made") -> Calibration:
         hardware=hardware,
         speeds=(1.0, 1.0),
         allreduce_points=((8, 1e-4), (1 << 20, 2e-3)),
+        tensor=Link(bandwidth_bytes_per_s=2e9, latency_s=1e-4),
+        tensor_points=((8, 5e-5), (1 << 20, 5e-4)),
     )
 
 
@@ -65,9 +67,9 @@ def test_a_collective_is_found_again() -> None:
 
 def test_who_comes_last_to_a_sum_has_not_waited() -> None:
     rounds = [({"sums": {"8": [5.0, 1.0, 9.0]}}, {"sums": {"8": [2.0, 7.0, 3.0]}})] * 3
-    assert _allreduce_by_size(rounds) == {8: 2.0}, "of 2, 1 and 3"
+    assert _allreduce_by_size(rounds, "sums") == {8: 2.0}, "of 2, 1 and 3"
     stalled = [({"sums": {"8": [one]}}, {"sums": {"8": [one]}}) for one in (1.0,) * 5 + (4.0,) * 4 + (1000.0,)]
-    assert _allreduce_by_size(stalled) == {8: pytest.approx((4 * 1 + 4 * 4) / 8)}, (
+    assert _allreduce_by_size(stalled, "sums") == {8: pytest.approx((4 * 1 + 4 * 4) / 8)}, (
         "of both kinds; what is far off is left out"
     )
 
@@ -132,6 +134,7 @@ def test_a_cluster_of_such_devices() -> None:
     assert (cluster.devices[0].memory_bytes, cluster.devices[0].kind) == (1000, "cpu")
     assert cluster.links.intra_host == made().link
     assert (cluster.links.collective, cluster.links.sums) == (made().collective, made().allreduce_points)
+    assert (cluster.links.tensor, cluster.links.tensor_sums) == (made().tensor, made().tensor_points)
     uneven = replace(made(), speeds=(1.0, 0.8)).cluster(4)
     assert [one.speed for one in uneven.members] == [1.0, 0.8, 1.0, 1.0]
     assert len(set(uneven.places)) == 1, "all of them on one host"

@@ -3,6 +3,7 @@
     world rank = ((d · T) + t) · P + p     data d, tensor t, pipeline p; the pipeline is innermost
 
     one machine                     the loopback interface, whatever other networks it has
+    tensor group of CPU workers     shared memory of the host, if all are on one
     several workers on one GPU      each gets its own NCCL host id, and NCCL sends through the loopback
     shares of one GPU               shared memory of the GPU, because NCCL hangs between MPS clients
 
@@ -25,8 +26,9 @@ import torch.distributed as dist
 from stagewright.cluster.device import Device
 from stagewright.engine.worker.placement import RankPlacement
 from stagewright.engine.worker.watchdog import START_S
-from stagewright.gpu_sharing.process_group import register as register_shared_memory
 from stagewright.machine.gloo_threads import sched_batch_threads
+from stagewright.shared_memory.host import memory_id
+from stagewright.shared_memory.process_group import GPU_BACKEND, HOST_BACKEND, register
 from stagewright.spec.plan import Mesh
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
@@ -35,7 +37,7 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}
 
 def backend_of(device: Device) -> str:
     """Return the backend of a worker's process groups."""
-    return register_shared_memory() if device.share > 1 else BACKENDS[device.kind]
+    return register(GPU_BACKEND) if device.share > 1 else BACKENDS[device.kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +105,16 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
     """Create the process groups (every worker must call this) and this worker's context."""
     data, tensor, pipeline = mesh.coordinates(rank)
 
-    def groups(lists: list[list[int]], backend: str | None = None) -> Any:
+    memories = gather_memory_ids(device) if max(mesh.degrees) > 1 else []
+
+    def groups(lists: list[list[int]], backend: str | None = None, *, share_memory: bool = False) -> Any:
         """Create a group for each list of ranks, on every worker, and return this worker's."""
-        with sched_batch_threads():
-            created = [(ranks, dist.new_group(ranks, backend=backend)) for ranks in lists if len(ranks) > 1]
+        created = []
+        for ranks in lists:
+            if len(ranks) > 1:
+                own = backend_in_memory([memories[member] for member in ranks]) if share_memory else None
+                with sched_batch_threads():
+                    created.append((ranks, dist.new_group(ranks, backend=own or backend)))
         return next((group for ranks, group in created if rank in ranks), None)
 
     replicas, stages = range(mesh.data), mesh.positions
@@ -126,10 +134,26 @@ def make_context(mesh: Mesh, rank: int, device: Device) -> WorkerContext:
         torch_device=device.torch_device(),
         data_group=groups([[mesh.rank(d, t, p) for d in replicas] for t, p in stages]),
         tensor_group=groups(
-            [[mesh.rank(d, t, p) for t in range(degree)] for d in replicas for p, degree in enumerate(mesh.degrees)]
+            [[mesh.rank(d, t, p) for t in range(degree)] for d in replicas for p, degree in enumerate(mesh.degrees)],
+            share_memory=True,
         ),
         expert_group=groups(divided),
         same_experts_group=groups(alike) if mesh.expert > 1 else None,
         link_groups={(backward, up): groups(pipelines, links) for backward in (False, True) for up in (True, False)},
         pipeline_ranks=mesh.ranks_along("pipeline", rank),
     )
+
+
+def gather_memory_ids(device: Device) -> list[int]:
+    """Return the `memory_id` of every worker, which all call this; 0 where tensors are not in the host's memory."""
+    if device.kind != "cpu":
+        return [0] * dist.get_world_size()
+    own = torch.tensor([memory_id()])
+    ids = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(ids, own)
+    return [int(value) for value in ids]
+
+
+def backend_in_memory(memory_ids: Sequence[int]) -> str | None:
+    """Return the backend of workers that share the host's memory; None if these don't."""
+    return register(HOST_BACKEND) if len(set(memory_ids)) == 1 and memory_ids[0] else None

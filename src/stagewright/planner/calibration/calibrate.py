@@ -37,7 +37,7 @@ from stagewright.spec.plan import Mesh, ModelSpec, Plan
 # Identifies the method in calibration files; after a change of this text the machine is measured again.
 _METHOD = (
     "in rounds of both devices, beside six buckets, freed memory kept, one receive ahead, patient threads, "
-    "FSDP beyond the caches"
+    "FSDP beyond the caches, tensor groups by shared memory"
 )
 _JOB = "stagewright.planner.calibration.job:run"
 _ACTIONS = ("forward", "backward")
@@ -61,6 +61,10 @@ class Calibration:
     """Speed of each device relative to the first, on which models are profiled; further devices count as 1."""
     allreduce_points: tuple[tuple[int, float], ...] = ()
     """Measured all-reduces of two workers: bytes and seconds, both ascending."""
+    tensor: Link | None = None
+    """As ``collective``, in a tensor group, whose CPU workers share memory; None: as in other groups."""
+    tensor_points: tuple[tuple[int, float], ...] = ()
+    """As ``allreduce_points``, in a tensor group."""
     measured_at: str = ""
     """When it was measured, in ISO 8601."""
     pace_s: float = 0.0
@@ -83,7 +87,14 @@ class Calibration:
             )
             for speed, group in itertools.groupby(speeds)
         )
-        links = Links(intra_host=self.link, collective=self.collective, host=self.host, sums=self.allreduce_points)
+        links = Links(
+            intra_host=self.link,
+            collective=self.collective,
+            host=self.host,
+            sums=self.allreduce_points,
+            tensor=self.tensor,
+            tensor_sums=self.tensor_points,
+        )
         return Cluster(devices=groups, links=links)
 
     def overheads_on(self, cluster: Cluster) -> EngineOverheads:
@@ -94,6 +105,7 @@ class Calibration:
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
         values["terms"], values["sums"] = self.overheads.to_dict(), values.pop("allreduce_points")
+        values["tensor_sums"] = values.pop("tensor_points")
         del values["overheads"]
         return values
 
@@ -106,12 +118,18 @@ class Calibration:
             kind=data["kind"],
             hardware=data["hardware"],
             speeds=tuple(data.get("speeds", ())),
-            allreduce_points=tuple((int(size), float(seconds)) for size, seconds in data.get("sums", ())),
+            allreduce_points=_points(data, "sums"),
+            tensor=None if data.get("tensor") is None else Link(**data["tensor"]),
+            tensor_points=_points(data, "tensor_sums"),
             measured_at=str(data.get("measured_at", "")),
             pace_s=float(data.get("pace_s", 0.0)),
             noise=float(data.get("noise", 0.0)),
             host=None if data.get("host") is None else Link(**data["host"]),
         )
+
+
+def _points(data: Mapping[str, Any], name: str) -> tuple[tuple[int, float], ...]:
+    return tuple((int(size), float(seconds)) for size, seconds in data.get(name, ()))
 
 
 def load_calibration(
@@ -203,7 +221,7 @@ def calibrate_from_rounds(
     both: list[list[dict[str, Any]]] = measured["workers"]
     rounds = list(zip(*both, strict=True))
     share, pace = _overlap(rounds)
-    allreduce_s = _allreduce_by_size(rounds)
+    allreduce_s, tensor_s = _allreduce_by_size(rounds, "sums"), _allreduce_by_size(rounds, "tensor_sums")
     unit_s, s_per_byte = _fsdp_overhead(rounds, _fit_allreduce(allreduce_s))
     together, message_bytes = _median(both[0], "together_s"), measured["message_bytes"]
     speeds = (1.0, _speed([(first["alone_s"], second["alone_s"]) for first, second in rounds]))
@@ -224,6 +242,8 @@ def calibrate_from_rounds(
         ),
         speeds=speeds if separate else (),
         allreduce_points=_make_monotonic(allreduce_s),
+        tensor=_fit_allreduce(tensor_s) if tensor_s else None,
+        tensor_points=_make_monotonic(tensor_s),
         noise=_noise(both),
     )
 
@@ -264,20 +284,16 @@ def _contention(rounds: Sequence[Round], speeds: Sequence[float]) -> float:
     return max(0.0, together / alone - 1)
 
 
-def _allreduce_by_size(rounds: Sequence[Round]) -> dict[int, float]:
+def _allreduce_by_size(rounds: Sequence[Round], name: str) -> dict[int, float]:
     """Return the all-reduce time by size: that of the worker that joined last, since the other one waited.
 
     Means, because Gloo's times are bimodal (immediate, or delayed by milliseconds) and a step has enough for both.
     """
     return {
         int(size): _mean(
-            [
-                min(pair)
-                for first, second in rounds
-                for pair in zip(first["sums"][size], second["sums"][size], strict=True)
-            ]
+            [min(pair) for first, second in rounds for pair in zip(first[name][size], second[name][size], strict=True)]
         )
-        for size in rounds[0][0]["sums"]
+        for size in rounds[0][0].get(name, ())
     }
 
 

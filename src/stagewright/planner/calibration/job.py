@@ -1,7 +1,8 @@
 """The calibration job of each of two workers, with the same processes, groups and pinning as a run.
 
     P2P          round trips by size                           ─► the link
-    all-reduce   by size, each after some compute              ─► latency and bandwidth of collectives
+    all-reduce   by size, each after some compute; also as     ─► latency and bandwidth of collectives
+                 in tensor groups, by shared memory
     contention   compute on one device, then on both at once   ─► slowdown, which device is slower
     overlap      compute during all-reduces or P2P             ─► compute lost to them, and their speed meanwhile
     FSDP         steps of sharded units, on CPU cores          ─► its copies and hooks, apart from its collectives
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stagewright.engine.worker.context import WorkerContext
+from stagewright.engine.worker.context import WorkerContext, backend_in_memory, gather_memory_ids
 from stagewright.files.atomic import save_text
 from stagewright.planner.calibration.fsdp_probe import FSDPProbe
 from stagewright.runs.run_folder import RunFolder
@@ -67,6 +68,9 @@ class Probe:
         device = context.torch_device
         self.rank, self.device = context.rank, device
         self.group = context.data_group
+        backend = backend_in_memory(gather_memory_ids(context.device))
+        # As in tensor parallelism, where that differs.
+        self.tensor_group = None if backend is None else dist.new_group([0, 1], backend=backend)
         self.peer = 1 - context.rank
         generator = torch.Generator().manual_seed(0)
         rows, width = (128, 512) if device.type == "cpu" else (4096, 4096)
@@ -81,8 +85,10 @@ class Probe:
         """Measure everything once."""
         times: dict[str, Any] = {
             "messages": {size: self._p2p_s(size) for size in P2P_BYTES},
-            "sums": {size: self._allreduce_s(size) for size in ALLREDUCE_BYTES},
+            "sums": {size: self._allreduce_s(size, self.group) for size in ALLREDUCE_BYTES},
         }
+        if self.tensor_group is not None:
+            times["tensor_sums"] = {size: self._allreduce_s(size, self.tensor_group) for size in ALLREDUCE_BYTES}
         for turn in range(2):
             self._barrier()
             if turn == self.rank:
@@ -151,14 +157,14 @@ class Probe:
 
         return self._timed(round_trips) / (2 * _ROUND_TRIPS)
 
-    def _allreduce_s(self, size: int) -> list[float]:
+    def _allreduce_s(self, size: int, group: Any) -> list[float]:
         """Measure all-reduces as in tensor parallel layers: each after compute, which takes one worker longer."""
         buffer = self.buffers[size]
         self._barrier()
         times = []
         for _ in range(_ROUND_TRIPS):
             self._compute(4)
-            times.append(self._timed(lambda: dist.all_reduce(buffer, group=self.group)))
+            times.append(self._timed(lambda: dist.all_reduce(buffer, group=group)))
         return times
 
     def _timed(self, call: Callable[[], object]) -> float:

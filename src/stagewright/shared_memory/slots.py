@@ -1,4 +1,4 @@
-"""Buffers that another process reads: on a GPU by CUDA IPC, ordered by events instead of host waits.
+"""Buffers that another process reads, ordered by events: on a GPU without a wait of the host.
 
     writer   slot ◄─ copy, record "written" ── notifies the reader ─►   wait for "written", read, record "read"   reader
              reused after "read", in stream order
@@ -14,9 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-
-_ROUND_BYTES = 2 * 2**20
-_Event: Any = torch.cuda.Event
 
 
 class SharedMemory(Protocol):
@@ -52,40 +49,9 @@ class SharedMemory(Protocol):
         """Make the current stream wait for an event that has been recorded."""
         ...
 
-
-class CudaMemory:
-    """Memory of one GPU, shared by CUDA IPC."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def allocate(self, num_bytes: int) -> torch.Tensor:
-        rounded = -(-num_bytes // _ROUND_BYTES) * _ROUND_BYTES
-        return torch.empty(rounded, dtype=torch.uint8, device=self.device)
-
-    def export(self, buffer: torch.Tensor) -> dict[str, Any]:
-        storage: Any = buffer.untyped_storage()
-        values = storage._share_cuda_()
-        return {"storage": [value.hex() if isinstance(value, bytes) else value for value in values]}
-
-    def open(self, exported: dict[str, Any]) -> torch.Tensor:
-        values = [bytes.fromhex(value) if isinstance(value, str) else value for value in exported["storage"]]
-        storage = torch.UntypedStorage._new_shared_cuda(self.device.index, *values[1:])
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
-
-    def make_event(self) -> tuple[Any, str]:
-        event = _Event(interprocess=True)
-        event.record()  # creates it on the device
-        return event, event.ipc_handle().hex()
-
-    def open_event(self, exported: str) -> Any:
-        return _Event.from_ipc_handle(self.device, bytes.fromhex(exported))
-
-    def record(self, event: Any) -> None:
-        event.record()
-
-    def wait(self, event: Any) -> None:
-        torch.cuda.current_stream(self.device).wait_event(event)
+    def close(self) -> None:
+        """Give up what other processes need to open buffers."""
+        ...
 
 
 @dataclass(slots=True)

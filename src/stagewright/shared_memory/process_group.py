@@ -1,13 +1,14 @@
-"""A torch process group for workers that share a GPU, where NCCL can't be used: every collective by shared memory.
+"""A torch process group for workers that share memory: each writes its tensor once and reads the others'.
 
-NCCL refuses two workers on one GPU, and hangs between MPS clients. Here each worker writes its tensor once and
-reads the others' (``exchange``), in the order of ranks, so that sums are equal on all workers to the last bit. Tensors
-of the host go through Gloo.
+    GPU_BACKEND    shares of one GPU: NCCL refuses two workers on one GPU, and hangs between MPS clients
+    HOST_BACKEND   CPU workers of one machine: Gloo sends every byte through sockets
 
     all-reduce       small: everyone reads everything; large: everyone sums its part, then all gather the parts
     send, receive    written at once, read when the receiver waits
 
-All calls return as soon as the work is in the current stream.
+Values are read (``exchange``) in the order of ranks, so that sums are equal on all workers to the last bit. Tensors of
+another kind of device, and very large ones of the host, go through Gloo. All calls return as soon as the work is in the
+current stream; on a CPU it is done.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stagewright.gpu_sharing.exchange import SharedMemoryExchange
-from stagewright.gpu_sharing.shared_slots import CudaMemory, SharedMemory
+from stagewright.shared_memory.cuda import CudaMemory
+from stagewright.shared_memory.exchange import SharedMemoryExchange
+from stagewright.shared_memory.host import HostMemory
+from stagewright.shared_memory.slots import SharedMemory
 
-BACKEND = "stagewright_ipc"
-"""Name of the backend for ``init_process_group`` after `register`."""
+GPU_BACKEND = "stagewright_ipc"
+"""Name of the backend of shares of a GPU for ``init_process_group``, after `register`."""
+HOST_BACKEND = "stagewright_host"
+"""Name of the backend of CPU workers of one machine, after `register`."""
 
 # torch's stubs name arguments that its callers pass by position, and lack half of the methods.
 _c10d: Any = torch._C._distributed_c10d
 _ProcessGroup: Any = dist.ProcessGroup
 _LARGE_BYTES = 1 << 20
+_MOST_BYTES_ON_HOST = 32 << 20  # larger tensors are not held a second time
 _COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     dist.ReduceOp.SUM: torch.Tensor.add_,
     dist.ReduceOp.AVG: torch.Tensor.add_,
@@ -41,15 +47,21 @@ _COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-def register() -> str:
-    """Register the backend with torch, once, and return its name."""
-    if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _make_group, devices=["cpu", "cuda"])
-    return BACKEND
+def register(backend: str) -> str:
+    """Register one of the backends with torch, once, and return its name."""
+    if backend.upper() not in dist.Backend._plugins:
+        make, devices = {GPU_BACKEND: (_on_gpu, ["cpu", "cuda"]), HOST_BACKEND: (_on_host, ["cpu"])}[backend]
+        dist.Backend.register_backend(backend, make, devices=devices)
+    return backend
 
 
-def _make_group(store: Any, rank: int, size: int, timeout: timedelta) -> SharedMemoryGroup:
-    return SharedMemoryGroup(store, rank, size, timeout, CudaMemory(torch.device("cuda", torch.cuda.current_device())))
+def _on_gpu(store: Any, rank: int, size: int, timeout: timedelta) -> SharedMemoryGroup:
+    memory = CudaMemory(torch.device("cuda", torch.cuda.current_device()))
+    return SharedMemoryGroup(store, rank, size, timeout, memory, GPU_BACKEND)
+
+
+def _on_host(store: Any, rank: int, size: int, timeout: timedelta) -> SharedMemoryGroup:
+    return SharedMemoryGroup(store, rank, size, timeout, HostMemory(), HOST_BACKEND)
 
 
 class _Sent:
@@ -88,18 +100,20 @@ class _Receive:
 
 
 class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
-    """Collectives and P2P by shared memory for tensors of one device; Gloo for tensors of the host."""
+    """Collectives and P2P by shared memory for tensors of one device; Gloo for others."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, memory: SharedMemory) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, memory: SharedMemory, backend: str
+    ) -> None:
         super().__init__(rank, size)
-        self._rank, self._size, self._memory = rank, size, memory
+        self._rank, self._size, self._memory, self._backend = rank, size, memory, backend
         self.exchange = SharedMemoryExchange(_c10d.PrefixStore("ipc", store), rank, size, timeout, memory)
-        self._host = _c10d.ProcessGroupGloo(_c10d.PrefixStore("host", store), rank, size, timeout)
+        self._gloo = _c10d.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
         self._others = [other for other in range(size) if other != rank]
         self.posted: dict[int, list[_Receive]] = {other: [] for other in range(size)}
 
     def getBackendName(self) -> str:
-        return BACKEND
+        return self._backend
 
     @property
     def group_name(self) -> str:
@@ -118,24 +132,24 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
             tensor.copy_(value)
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Any:
-        if self._is_on_host(tensors[0]):
-            return self._host.send(tensors, dst, tag)
+        if self._uses_gloo(tensors[0]):
+            return self._gloo.send(tensors, dst, tag)
         self.exchange.write(tensors[0], [dst])
         return _Sent()
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> Any:
-        if self._is_on_host(tensors[0]):
-            return self._host.recv(tensors, src, tag)
+        if self._uses_gloo(tensors[0]):
+            return self._gloo.recv(tensors, src, tag)
         receive = _Receive(self, tensors[0], src)
         self.posted[src].append(receive)
         return receive
 
     def barrier(self, opts: Any = None) -> Any:
-        return self._host.barrier()
+        return self._gloo.barrier()
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        if self._is_on_host(tensors[0]):
-            return self._host.broadcast(tensors, opts)
+        if self._uses_gloo(tensors[0]):
+            return self._gloo.broadcast(tensors, opts)
         if self._rank == opts.rootRank:
             self.exchange.write(tensors[0], self._others)
         else:
@@ -144,41 +158,41 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or _c10d.AllreduceOptions()
-        if self._is_on_host(tensors[0]):
-            return self._host.allreduce(tensors, opts)
+        if self._uses_gloo(tensors[0]):
+            return self._gloo.allreduce(tensors, opts)
         for tensor in tensors:
             self._all_reduce(tensor, opts.reduceOp)
         return _finished(tensors)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
-        if self._is_on_host(inputs[0]):
-            return self._host.allgather(outputs, inputs, opts or _c10d.AllgatherOptions())
+        if self._uses_gloo(inputs[0]):
+            return self._gloo.allgather(outputs, inputs, opts or _c10d.AllgatherOptions())
         self._all_gather(outputs[0], inputs[0])
         return _finished(outputs[0])
 
     def all_gather_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
-        if self._is_on_host(value):
-            return self._host.allgather([list(output.view(self._size, *value.shape).unbind())], [value])
+        if self._uses_gloo(value):
+            return self._gloo.allgather([list(output.view(self._size, *value.shape).unbind())], [value])
         self._all_gather(_parts(output, [value.numel()] * self._size), value)
         return _finished([output])
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
-        if self._is_on_host(outputs[0]):
-            return self._host.reduce_scatter(outputs, inputs, opts or _c10d.ReduceScatterOptions())
+        if self._uses_gloo(outputs[0]):
+            return self._gloo.reduce_scatter(outputs, inputs, opts or _c10d.ReduceScatterOptions())
         self._reduce_scatter(outputs[0], inputs[0], opts.reduceOp if opts else dist.ReduceOp.SUM)
         return _finished(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
-        if self._is_on_host(value):
+        if self._uses_gloo(value):
             parts = list(value.view(self._size, *output.shape).unbind())
-            return self._host.reduce_scatter([output], [parts], opts or _c10d.ReduceScatterOptions())
+            return self._gloo.reduce_scatter([output], [parts], opts or _c10d.ReduceScatterOptions())
         parts = _parts(value, [output.numel()] * self._size)
         self._reduce_scatter(output, parts, opts.reduceOp if opts else dist.ReduceOp.SUM)
         return _finished([output])
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
-        if self._is_on_host(inputs[0]):
-            return self._host.alltoall(outputs, inputs, opts or _c10d.AllToAllOptions())
+        if self._is_elsewhere(inputs[0]):
+            return self._gloo.alltoall(outputs, inputs, opts or _c10d.AllToAllOptions())
         self._all_to_all(outputs, inputs)
         return _finished(outputs)
 
@@ -190,14 +204,14 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         input_sizes: list[int],
         opts: Any = None,
     ) -> Any:
-        if self._is_on_host(value):
-            return self._host.alltoall_base(output, value, output_sizes, input_sizes, opts or _c10d.AllToAllOptions())
+        if self._is_elsewhere(value):
+            return self._gloo.alltoall_base(output, value, output_sizes, input_sizes, opts or _c10d.AllToAllOptions())
         self._all_to_all(self._rows(output, output_sizes), self._rows(value, input_sizes))
         return _finished([output])
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Any:
-        if self._is_on_host(inputs[0]):
-            return self._host.gather(outputs, inputs, opts)
+        if self._uses_gloo(inputs[0]):
+            return self._gloo.gather(outputs, inputs, opts)
         if self._rank != opts.rootRank:
             self.exchange.write(inputs[0], [opts.rootRank])
             return _finished([])
@@ -209,8 +223,8 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         return _finished(outputs[0])
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Any:
-        if self._is_on_host(outputs[0]):
-            return self._host.scatter(outputs, inputs, opts)
+        if self._uses_gloo(outputs[0]):
+            return self._gloo.scatter(outputs, inputs, opts)
         if self._rank == opts.rootRank:
             for target in self._others:
                 self.exchange.write(inputs[0][target], [target])
@@ -220,8 +234,8 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         return _finished(outputs)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        if self._is_on_host(tensors[0]):
-            return self._host.reduce(tensors, opts)
+        if self._uses_gloo(tensors[0]):
+            return self._gloo.reduce(tensors, opts)
         if self._rank != opts.rootRank:
             self.exchange.write(tensors[0], [opts.rootRank])
         else:
@@ -250,7 +264,11 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _is_on_host(self, tensor: torch.Tensor) -> bool:
+    def _uses_gloo(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor, which has the same size on all workers, goes through Gloo."""
+        return self._is_elsewhere(tensor) or (not tensor.is_cuda and tensor.nbytes > _MOST_BYTES_ON_HOST)
+
+    def _is_elsewhere(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type != self._memory.device.type
 
     def _rows(self, tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
@@ -287,7 +305,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         """Combine this worker's value with those that the others have written, in the order of ranks."""
         combine = _COMBINE.get(op if isinstance(op, dist.ReduceOp.RedOpType) else op.op)
         if combine is None:
-            raise NotImplementedError(f"{op} is not supported between workers that share a GPU")
+            raise NotImplementedError(f"{op} is not supported between workers that share memory")
         if self._size == 2:  # in either order, without a copy
             with self.exchange.reading(1 - self._rank, value) as other:
                 combine(output.copy_(value.view_as(output)) if output is not value else output, other.view_as(output))

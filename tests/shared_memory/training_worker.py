@@ -8,11 +8,11 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from host_memory import make_host_group
 from torch import nn
 
 import stagewright as sw
 from stagewright.engine.worker import context
+from stagewright.shared_memory.process_group import HOST_BACKEND, register
 from stagewright.spec.plan import OptimizerSpec
 
 
@@ -23,10 +23,9 @@ def make_model() -> nn.Module:
 
 def main(rank: int, mesh: str, shard: bool, meeting: str) -> None:
     torch.set_num_threads(1)
-    context.BACKENDS["cpu"] = "host_memory"
-    dist.Backend.register_backend("host_memory", make_host_group, devices=["cpu"])
+    context.BACKENDS["cpu"] = register(HOST_BACKEND)
     store = dist.FileStore(meeting, 2)
-    dist.init_process_group("host_memory", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group(HOST_BACKEND, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     batches = [torch.randn(8, 16, generator=torch.Generator().manual_seed(n)) for n in range(3)]
     plan = sw.Plan.of(
         "a stack",

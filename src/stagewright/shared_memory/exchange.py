@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from stagewright.gpu_sharing.shared_slots import ReadSlot, SharedMemory, WrittenSlot, view_bytes
+from stagewright.shared_memory.slots import ReadSlot, SharedMemory, WrittenSlot, view_bytes
 
 _MESSAGE_BYTES = 1 << 16
 _SOCKET = "socket"
@@ -83,9 +83,11 @@ class SharedMemoryExchange:
             slot = self._read_slots.get((writer, message["slot"]))
             if slot is None:
                 event, answer["event"] = self._memory.make_event()
-                slot = self._read_slots[writer, message["slot"]] = ReadSlot(
-                    self._memory.open(message["buffer"]), self._memory.open_event(message["event"]), event
-                )
+                try:
+                    buffer, written = self._memory.open(message["buffer"]), self._memory.open_event(message["event"])
+                except RuntimeError as error:  # it has ended since
+                    raise RuntimeError(f"{_CLOSED} {writer} of its group ({error})") from error
+                slot = self._read_slots[writer, message["slot"]] = ReadSlot(buffer, written, event)
             self._memory.wait(slot.written)
             yield view_bytes(slot.buffer, like)
             self._memory.record(slot.read)
@@ -103,6 +105,7 @@ class SharedMemoryExchange:
             connection.close()
         if self._listener is not None:
             self._listener.close()
+        self._memory.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _free_slot(self, num_bytes: int) -> WrittenSlot:

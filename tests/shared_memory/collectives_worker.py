@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from host_memory import make_host_group
+
+from stagewright.shared_memory.process_group import HOST_BACKEND, register
 
 
 def lose_a_worker(rank: int) -> None:
@@ -26,9 +27,10 @@ def lose_a_worker(rank: int) -> None:
 
 
 def main(rank: int, size: int, meeting: str) -> None:
-    dist.Backend.register_backend("host_memory", make_host_group, devices=["cpu"])
     store = dist.FileStore(meeting, size)
-    dist.init_process_group("host_memory", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        register(HOST_BACKEND), store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
     if meeting.endswith("-lost"):
         lose_a_worker(rank)
     values = [

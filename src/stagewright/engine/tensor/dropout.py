@@ -3,7 +3,7 @@
     baseline     mask of [batch, heads, queries, keys]
     worker 1     draws the same full mask and uses its heads of it; the random state advances as in the baseline
 
-The mask is drawn for the full shape by the same operator as in the baseline, so it costs as much as there.
+The mask is drawn for the full shape with the same random numbers as in the baseline, so it costs as much as there.
 Attention with dropout is computed without fused kernels: a fused CUDA kernel draws its mask internally and can't draw
 one worker's shard of it. On CUDA the parity check therefore compares with a baseline that has no fused attention.
 """
@@ -93,8 +93,8 @@ class ShardedDropout(TorchFunctionMode):
         """Return this worker's shard of the scaled mask: 0 where the baseline drops, 1 / (1 - p) elsewhere."""
         full_shape = list(like.shape)
         full_shape[dim] *= self._num_workers
-        noise = functional.dropout(torch.ones(full_shape, dtype=like.dtype, device=like.device), p)
-        return noise.narrow(dim, self._index * like.shape[dim], like.shape[dim])
+        start, length = self._index * like.shape[dim], like.shape[dim]
+        return draw_noise(full_shape, p, like, lambda noise: noise.narrow(dim, start, length))
 
     def _with_worker_seed(self, device: torch.device, call: Callable[[], Any]) -> Any:
         """Run ``call`` with a random state of this worker; the shared state advances by one draw."""
@@ -102,3 +102,16 @@ class ShardedDropout(TorchFunctionMode):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed + self._index)
             return call()
+
+
+def draw_noise(
+    shape: Sequence[int], p: float, like: torch.Tensor, own: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return ``own`` of what dropout multiplies a tensor of ``shape`` by, drawn as dropout draws it.
+
+    On a CPU the random numbers do not depend on the dtype of the mask, so that only this worker's part becomes floats.
+    """
+    if like.device.type != "cpu" or p == 1 or torch.compiler.is_compiling():
+        return own(functional.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p))
+    kept = own(torch.empty(shape, dtype=torch.bool).bernoulli_(1 - p))
+    return kept.to(like.dtype).mul_(torch.ones((), dtype=like.dtype).div_(1 - p))

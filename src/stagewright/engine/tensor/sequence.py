@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from stagewright import structure
 from stagewright.engine.tensor.axis import SEQUENCE_DIM, TensorAxis, shard_sizes
+from stagewright.engine.tensor.dropout import draw_noise
 from stagewright.errors import UsageError
 
 
@@ -176,8 +177,7 @@ class _SequenceDropout(TorchFunctionMode):
         self._block.check_dropout(input)
         shape = list(input.shape)
         shape[SEQUENCE_DIM] = sum(self._block.sizes)
-        noise = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
-        noise = self._block.own_noise(noise)
+        noise = draw_noise(shape, p, input, self._block.own_noise)
         return input.mul_(noise) if inplace else input * noise
 
 

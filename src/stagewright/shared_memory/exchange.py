@@ -5,21 +5,22 @@
     slot 3 is free again, in stream order  ◄──────────────────── "3 is read"
 
 One socket for each ordered pair of workers, opened at its first use. Messages say what is where, in order; no tensor
-goes through them, and no host waits for a GPU. A worker that has ended closes its sockets, which its peers notice.
+goes through them, and no host waits for a GPU. A worker that has ended closes its sockets, which its peers notice. They
+have names in no folder, so that a killed worker leaves nothing; processes of other users are turned away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import secrets
 import select
-import shutil
 import socket
-import tempfile
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,6 @@ import torch
 from stagewright.shared_memory.slots import ReadSlot, SharedMemory, WrittenSlot, view_bytes
 
 _MESSAGE_BYTES = 1 << 16
-_SOCKET = "socket"
 _CLOSED = "connection closed by peer: worker"
 
 
@@ -43,13 +43,13 @@ class SharedMemoryExchange:
         self._from: dict[int, socket.socket] = {}
         self._slots: list[WrittenSlot] = []
         self._read_slots: dict[tuple[int, int], ReadSlot] = {}
-        self._folder = tempfile.mkdtemp(prefix="stagewright-ipc-")
+        name = f"stagewright-{secrets.token_hex(16)}"
         try:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._listener.bind(str(Path(self._folder) / _SOCKET))
+            self._listener.bind(_address(name))
             self._listener.listen(size)
             self._listener.settimeout(self._timeout_s)
-            store.set(f"address-{rank}", self._folder)
+            store.set(f"address-{rank}", name)
         except BaseException:
             self.close()
             raise
@@ -106,7 +106,6 @@ class SharedMemoryExchange:
         if self._listener is not None:
             self._listener.close()
         self._memory.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _free_slot(self, num_bytes: int) -> WrittenSlot:
         """Return the smallest free slot that is large enough, or a new one."""
@@ -132,10 +131,10 @@ class SharedMemoryExchange:
     def _socket_to(self, reader: int) -> socket.socket:
         """Return the socket to a reader; connect at its first use."""
         if reader not in self._to:
-            folder = self._store.get(f"address-{reader}").decode()
+            name = self._store.get(f"address-{reader}").decode()
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             connection.settimeout(self._timeout_s)
-            connection.connect(str(Path(folder) / _SOCKET))
+            connection.connect(_address(name))
             self._to[reader] = connection
             self._send(connection, {"rank": self.rank}, reader)
         return self._to[reader]
@@ -145,6 +144,9 @@ class SharedMemoryExchange:
         assert self._listener is not None
         while writer not in self._from:
             connection, _ = self._listener.accept()
+            if _user_of(connection) != os.geteuid():
+                connection.close()
+                continue
             connection.settimeout(self._timeout_s)
             self._from[self._receive(connection, writer)["rank"]] = connection
         return self._from[writer]
@@ -165,3 +167,14 @@ class SharedMemoryExchange:
         if not message:
             raise RuntimeError(f"{_CLOSED} {peer} of its group")
         return json.loads(message)  # type: ignore[no-any-return]
+
+
+def _address(name: str) -> str:
+    """Return the address of a socket in Linux's abstract namespace."""
+    return f"\0{name}"
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the user of the process at the other end."""
+    form = struct.Struct("3i")  # process, user, group
+    return int(form.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))[1])

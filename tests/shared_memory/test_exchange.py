@@ -1,0 +1,58 @@
+"""Sockets of an exchange: only processes of the same user are heard."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+from stagewright.shared_memory.exchange import SharedMemoryExchange, _address
+from stagewright.shared_memory.host import HostMemory
+
+INTRUDER = """
+import os, socket, sys
+os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect(chr(0) + sys.argv[1])
+connection.send(b'{"rank": 1}')
+"""
+
+
+class Store(dict[str, bytes]):
+    """The part of a store that an exchange uses."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+
+def connect(name: str, message: dict[str, Any]) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(_address(name))
+    connection.send(json.dumps(message).encode())
+    return connection
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_process_of_another_user_is_turned_away() -> None:
+    store = Store()
+    exchange = SharedMemoryExchange(store, 0, 2, timedelta(seconds=20), HostMemory())
+    name = store["address-0"].decode()
+    subprocess.run([sys.executable, "-c", INTRUDER, name], check=True)
+    worker = connect(name, {"rank": 1})
+    memory = HostMemory()
+    buffer = memory.allocate(16)
+    buffer.fill_(9)
+    slot = {"slot": 0, "bytes": 8, "buffer": memory.export(buffer), "event": ""}
+    worker.send(json.dumps(slot).encode())
+    with exchange.reading(1, torch.empty(8, dtype=torch.uint8)) as value:
+        assert value.tolist() == [9] * 8, "of the worker, not of the intruder"
+    worker.close()
+    exchange.close()
+    memory.close()

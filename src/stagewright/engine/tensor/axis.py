@@ -3,6 +3,7 @@
                            forward          backward
     copy_to_region         identity         all-reduce       where a replicated activation enters the region
     reduce_from_region     all-reduce       identity         where the partial sums leave it
+    share                  1/n              identity         what each worker adds of a bias to its partial sum
 
     gather_to_region       all-gather       reduce-scatter   the same two where the sequence is divided around the
     scatter_from_region    reduce-scatter   all-gather       region
@@ -76,6 +77,10 @@ class TensorAxis(Axis):
     def reduce_from_region(self, partial: torch.Tensor) -> torch.Tensor:
         """All-reduce the workers' partial sums, in place."""
         return _ReduceFromRegion.apply(partial, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def share(self, value: torch.Tensor) -> torch.Tensor:
+        """Return this worker's share of a replicated value that is added to a partial sum; its gradient is whole."""
+        return _Share.apply(value, self.num_workers)  # type: ignore[no-any-return, no-untyped-call]
 
     def reduce_values(self, value: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> torch.Tensor:
         """All-reduce, in place, what autograd does not follow, such as the sums of a divided loss."""
@@ -153,6 +158,16 @@ class _ReduceFromRegion(torch.autograd.Function):
         if partial.is_contiguous():
             return axis.all_reduce(partial)
         return partial.copy_(axis.all_reduce(partial.contiguous()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, num_workers: int) -> torch.Tensor:
+        return value / num_workers
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -196,7 +196,11 @@ class _Column(nn.Module):
 
 
 class _Row(nn.Module):
-    """A row-parallel layer: partial sums from a shard of the input features; the bias is added after the all-reduce."""
+    """A row-parallel layer: partial sums from a shard of the input features.
+
+    Each worker adds its share of the bias in the product. Where the sequence is divided, the bias is added afterwards,
+    to this worker's tokens.
+    """
 
     _region: Region
     weight: torch.Tensor
@@ -207,14 +211,18 @@ class _Row(nn.Module):
         self._region.leave()
         if isinstance(self, _CONVOLUTIONS):
             return self._convolve(x)
-        rows = x.reshape(-1, x.size(-1))
+        rows, block, axis = x.reshape(-1, x.size(-1)), self._region.block, self._region.axis
         # Conv1D stores its weight transposed.
-        partial = torch.mm(rows, self.weight) if self._transposed else functional.linear(rows, self.weight)
-        block, shape = self._region.block, (*x.shape[:-1], partial.size(-1))
-        total = self._region.axis.reduce_from_region(partial) if block is None else block.scatter(partial.view(shape))
-        bias = None if self.bias is None else self.bias.to(total.dtype)  # as autocast does in an unsharded layer
-        result = total if bias is None else total + bias
-        return result.view(shape) if block is None else result
+        weight = self.weight.t() if self._transposed else self.weight
+        if block is None:
+            share = None if self.bias is None else axis.share(self.bias)
+            total = axis.reduce_from_region(functional.linear(rows, weight, share))
+            return total.view(*x.shape[:-1], total.size(-1))
+        partial = functional.linear(rows, weight)
+        total = block.scatter(partial.view(*x.shape[:-1], partial.size(-1)))
+        return (
+            total if self.bias is None else total + self.bias.to(total.dtype)
+        )  # as autocast does in an unsharded layer
 
     def _convolve(self: Any, x: torch.Tensor) -> torch.Tensor:
         """Return what a row-parallel convolution computes; channels come before the dimensions of space."""

@@ -133,6 +133,7 @@ def simumax(folder: Path) -> Iterator[Row]:
             tensor=tensor,
             pipeline=pipeline,
             context=context,
+            context_attention="all-to-all",  # SimuMax, docs/b200/b200_real_repro_guide.md: cp_comm_type=a2a
             expert=sizes.get("ep", 1),
             virtual=int(row["vp_size"]),
             microbatches=int(row["mbc"]),

@@ -30,6 +30,14 @@ def test_tokens_of_context_ranks() -> None:
     assert [layout.rank_tokens(length) for length in (16, 17, 20, 21)] == [12, 15, 15, 18]
 
 
+def test_attention_of_context_ranks() -> None:
+    assert Layout.parse("cp=2").context_attention is None
+    assert Layout.parse("cp=2,context_attention=all-to-all").context_attention == "all-to-all"
+    plan = Plan(model=ModelSpec(name="hf:x"), batch=4, mesh=Mesh(context=2))
+    assert layout_of(plan, 8).context_attention == "ring"
+    assert layout_of(replace(plan, context_attention="all-to-all"), 8).context_attention == "all-to-all"
+
+
 def test_parse_order_and_layers() -> None:
     layout = Layout.parse("tp=2,pp=3,dp=4,order=pp-tensor-dp,layers=5-4-3,recompute=full,recompute_layers=2-0-3")
     assert layout.order == ("pipeline", "tensor", "data", "context")
@@ -54,6 +62,7 @@ def test_parse_order_and_layers() -> None:
         ("tp=eight", "tp needs a whole number, not 'eight'"),
         ("zero=4", "ZeRO has the stages 0, 1, 2 and 3"),
         ("recompute=some", "unknown recompute 'some'"),
+        ("cp=2,context_attention=tree", "unknown context_attention 'tree'"),
         ("dp=2,ep=3", "3 expert parallel ranks do not divide the 2 data parallel ranks"),
         ("tp=0", "tensor = 0, but must be at least 1"),
     ],

@@ -51,6 +51,14 @@ def test_a_pipeline_counts_micro_batches_of_its_own_size(tmp_path: Path) -> None
     assert (layout.data, layout.pipeline, layout.microbatch, layout.microbatches) == (4, 4, 1, 32)
 
 
+def test_context_ranks_are_a_ring(tmp_path: Path) -> None:
+    text = JOB.replace("tensor_parallel_degree = 8", "context_parallel_degree = 8")
+
+    layout = read_torchtitan(write(tmp_path, text), num_devices=64).layout
+
+    assert (layout.context, layout.context_attention) == (8, "ring")
+
+
 def test_a_better_layout_is_faster_and_fits(tmp_path: Path) -> None:
     cluster = named_cluster("8x8xh100")
     job = read_torchtitan(write(tmp_path), cluster.num_devices)

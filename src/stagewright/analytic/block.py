@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from stagewright.analytic.attention import Attention, rank_heads
 from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
+from stagewright.analytic.operator import Operator, stream_operator
 from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack
 
@@ -23,26 +25,6 @@ _GROUP_ROWS = 150
 # Embedding's backward sorts the tokens: seconds per token (H200 grid, median).
 _EMBEDDING_TOKEN_S = 8e-8
 _ROTARY = {False: (4, 4, 2, 2), True: (20, 24, 10, 12)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One operator of a micro-batch."""
-
-    name: str
-    forward_s: float
-    backward_s: float
-    flops: float = 0.0
-    """Arithmetic of forward in matrix products."""
-    kernels: int = 1
-    """Kernels of forward."""
-    backward_kernels: int = 2
-    weight_s: float = 0.0
-    """Part of backward that computes weight gradients."""
-    saved_bytes: float = 0.0
-    """Activations kept for backward."""
-    selective: bool = False
-    """Whether selective recomputation repeats it instead of saving its activations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +55,18 @@ class Operators:
         return self.layout.rank_tokens(self.shape.sequence_length)
 
     @property
-    def norm_tokens(self) -> int:
-        """Tokens of norms and residuals on one tensor rank."""
-        return max(1, self.tokens // (self.layout.tensor if self.layout.sequence_parallel else 1))
+    def end_tokens(self) -> int:
+        """Tokens of a micro-batch in embedding and head."""
+        return self.layout.end_tokens(self.shape.sequence_length)
+
+    def norm_elements(self, tokens: int) -> int:
+        """Elements of the norm of so many tokens on one tensor rank."""
+        return max(1, tokens // (self.layout.tensor if self.layout.sequence_parallel else 1)) * self.shape.width
+
+    @property
+    def attention(self) -> Attention:
+        """Attention between its projections."""
+        return Attention(shape=self.shape, layout=self.layout, kernels=self.kernels)
 
     def block(self, *, experts: bool) -> tuple[Operator, ...]:
         """Return the operators of one block."""
@@ -133,20 +124,18 @@ class Operators:
         saved: float = 0.0,
         kernels: int = 1,
         backward_kernels: int = 1,
-        selective: bool = False,
     ) -> Operator:
-        return Operator(
-            name=name,
-            forward_s=self.kernels.stream_s(forward_bytes, kernels),
-            backward_s=self.kernels.stream_s(backward_bytes, backward_kernels),
-            kernels=kernels,
+        return stream_operator(
+            self.kernels,
+            name,
+            forward_bytes,
+            backward_bytes,
+            saved=saved,
+            num_kernels=kernels,
             backward_kernels=backward_kernels,
-            saved_bytes=saved,
-            selective=selective,
         )
 
-    def _norm(self, name: str) -> Operator:
-        elements = self.norm_tokens * self.shape.width
+    def _norm(self, name: str, elements: int) -> Operator:
         forward, backward, kernels, backward_kernels = _NORM[self.eager_norms]
         item = self.layout.item_bytes
         wide = 1 if self.eager_norms else item / 2
@@ -162,7 +151,7 @@ class Operators:
 
     def _residual(self, name: str) -> Operator:
         """Residual addition, with dropout and its mask where the model has one."""
-        elements = self.norm_tokens * self.shape.width
+        elements = self.norm_elements(self.tokens)
         item = self.layout.item_bytes
         if not self.shape.dropout:
             # Its gradient and that of the norm are added, by a kernel of its own in eager mode.
@@ -172,18 +161,15 @@ class Operators:
 
     def _attention(self) -> Iterator[Operator]:
         shape, layout, item = self.shape, self.layout, self.layout.item_bytes
-        tokens, tensor = self.tokens, layout.tensor
-        saved_share = self.input_share
-        heads = max(1, shape.num_heads // tensor)
-        key_heads = max(1, shape.num_key_heads // tensor)
-        yield self._norm("attention norm")
+        tokens, saved_share = self.tokens, self.input_share
+        heads, key_heads = rank_heads(shape, layout)
+        key_size, value_size = shape.key_size, shape.value_size
+        yield self._norm("attention norm", self.norm_elements(self.tokens))
         if shape.latent is None:
-            key_size = value_size = shape.head_size
             columns = [count * shape.head_size for count in (heads, key_heads, key_heads)]
             yield from self._linears("queries, keys, values", tokens, columns, shape.width, input_share=saved_share)
         else:
             latent = shape.latent
-            key_size, value_size = shape.head_size + latent.rotary_width, latent.value_width
             rank = latent.query_rank
             if rank:
                 yield self._linear("queries down", tokens, rank, shape.width, input_share=saved_share)
@@ -203,73 +189,16 @@ class Operators:
         if self.stack.eager_norms and key_heads < heads:
             size = tokens * 2 * heads * key_size * item
             yield self._stream("repeated keys", 2 * size, 2 * size, kernels=2, backward_kernels=2)
-        yield from self._core(heads, key_heads, key_size, value_size)
+        yield from self.attention.operators()
         if self.stack.eager_norms:
             size = tokens * heads * value_size * item
             yield self._stream("transposed heads", 2 * size, 2 * size)
         yield self._linear("attention output", tokens, shape.width, heads * value_size, saves_input=False)
         yield self._residual("attention residual")
 
-    def _core(self, heads: int, key_heads: int, key_size: int, value_size: int) -> Iterator[Operator]:
-        shape, layout, item = self.shape, self.layout, self.layout.item_bytes
-        kernels, samples, tokens = self.kernels, layout.microbatch, self.tokens
-        length = shape.sequence_length
-        rows = tokens // samples
-        flops = 2.0 * samples * heads * rows * length * (key_size + value_size)
-        saved = tokens * (heads * (key_size + value_size) + key_heads * (key_size + value_size)) * item
-        if layout.attention == "flash":
-            # Context ranks exchange heads or keys: each computes its share of the heads over the whole sequence.
-            share = max(1, heads // layout.context) if heads >= layout.context else heads / layout.context
-            times = [
-                kernels.attention_s(samples, share, length, length, key_size, value_size, backward=backward)
-                for backward in (False, True)
-            ]
-            yield Operator(
-                name="attention",
-                forward_s=times[0],
-                backward_s=times[1],
-                flops=flops,
-                backward_kernels=3,
-                saved_bytes=saved + 4 * tokens * heads,
-                selective=False,
-            )
-            return
-        scores = samples * heads * rows * length
-        batch = samples * heads
-        first = kernels.matmul_s(rows, length, key_size, batch=batch)
-        second = kernels.matmul_s(rows, value_size, length, batch=batch)
-        saved_inputs = tokens * (heads * key_size + key_heads * (key_size + value_size)) * item
-        yield Operator(
-            name="scores",
-            forward_s=first,
-            backward_s=kernels.matmul_s(rows, key_size, length, batch=batch)
-            + kernels.matmul_s(length, key_size, rows, batch=batch),
-            flops=flops / 2,
-            saved_bytes=saved_inputs,
-            selective=True,
-        )
-        yield self._stream("softmax", 3 * item * scores, 4 * item * scores, saved=item * scores, selective=True)
-        if shape.dropout:
-            yield self._stream(
-                "attention dropout",
-                1.5 * (2 * item + 1) * scores,
-                (2 * item + 1) * scores,
-                saved=(item + 1) * scores,
-                selective=True,
-            )
-        yield Operator(
-            name="weighted values",
-            forward_s=second,
-            backward_s=kernels.matmul_s(rows, length, value_size, batch=batch)
-            + kernels.matmul_s(length, value_size, rows, batch=batch),
-            flops=flops / 2,
-            saved_bytes=tokens * heads * value_size * item,
-            selective=True,
-        )
-
     def _feed_forward(self) -> Iterator[Operator]:
         shape, layout = self.shape, self.layout
-        yield self._norm("feed-forward norm")
+        yield self._norm("feed-forward norm", self.norm_elements(self.tokens))
         yield from self._dense_layers(self.tokens, shape.feed_forward // layout.tensor)
         yield self._residual("feed-forward residual")
 
@@ -298,7 +227,7 @@ class Operators:
         experts = shape.experts
         assert experts is not None
         tokens = max(1, self.tokens // (layout.tensor if layout.sequence_parallel else 1))
-        yield self._norm("feed-forward norm")
+        yield self._norm("feed-forward norm", self.norm_elements(self.tokens))
         router = tokens * experts.num_experts
         yield Operator(
             name="router",
@@ -352,20 +281,20 @@ class Operators:
     def embedding(self) -> Operator:
         """Token embedding, with learned positions where the model has them."""
         shape = self.shape
-        size = self.tokens * shape.width * self.layout.item_bytes
+        size = self.end_tokens * shape.width * self.layout.item_bytes
         tables = 1 if shape.rotary else 2
         operator = self._stream("embedding", 2 * tables * size, 3 * tables * size, kernels=2, backward_kernels=2)
-        return replace(operator, backward_s=operator.backward_s + self.tokens * _EMBEDDING_TOKEN_S)
+        return replace(operator, backward_s=operator.backward_s + self.end_tokens * _EMBEDDING_TOKEN_S)
 
     def head(self) -> tuple[Operator, ...]:
         """Final norm, the product with the vocabulary, and cross-entropy."""
         shape, layout = self.shape, self.layout
         columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
         saved_share = self.input_share
-        logits = self.tokens * columns
+        logits = self.end_tokens * columns
         return (
-            self._norm("final norm"),
-            self._linear("head", self.tokens, columns, shape.width, input_share=saved_share),
+            self._norm("final norm", self.norm_elements(self.end_tokens)),
+            self._linear("head", self.end_tokens, columns, shape.width, input_share=saved_share),
             self._stream(
                 "cross-entropy",
                 self.stack.loss_bytes[0] * logits,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from stagewright.analytic.attention import context_attentions, rank_heads
 from stagewright.analytic.hardware.devices import Accelerator, accelerator_of
 from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.hardware.named_cluster import network_of, peak_flops, rank_limits, rank_speeds
@@ -20,7 +21,7 @@ from stagewright.analytic.step import StepModel
 from stagewright.cluster.cluster import Cluster
 from stagewright.display import Displayed
 from stagewright.errors import UsageError
-from stagewright.spec.plan import Plan
+from stagewright.spec.plan import ContextAttention, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class AnalyticForecast(Displayed):
     """Cost of all devices for an hour; None: the cluster states no price."""
     rank_limits_bytes: tuple[int | None, ...] = ()
     """Memory of each pipeline rank's smallest device, where devices differ; (): all have memory_limit_bytes."""
+    context_attention: ContextAttention | None = None
+    """Attention of context parallel ranks: stated, or the faster kind; None: no context parallelism."""
     serial_s: float | None = None
     """Step time of the same batch on one device, whatever its memory; None: not computed."""
 
@@ -172,7 +175,7 @@ def _smaller(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def fits(model: StepModel, cluster: Cluster, plan: Plan) -> bool:
+def fits(model: StepModel, cluster: Cluster, plan: Plan | None = None) -> bool:
     """Whether every rank's peak memory is within its devices'; much faster than a forecast."""
     smallest, by_rank = memory_limits(cluster, model.layout, plan)
     if by_rank:
@@ -206,6 +209,12 @@ def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> N
             f"{layout.context} context parallel ranks can't divide a sequence of {shape.sequence_length} tokens, fewer "
             f"than ranks: use a longer sequence, or context = {shape.sequence_length} or less"
         )
+    if layout.context > 1 and layout.context_attention not in (None, *context_attentions(shape, layout)):
+        heads, key_heads = rank_heads(shape, layout)
+        raise UsageError(
+            f"{layout.context} context parallel ranks do not divide the {heads} attention heads and {key_heads} key "
+            f"heads of a tensor rank for all-to-all attention on the stack {layout.stack!r}: use context_attention=ring"
+        )
     if layout.stack != "stagewright" and shape.sequence_length % layout.context:
         raise UsageError(
             f"{layout.context} context parallel ranks do not divide a sequence of {shape.sequence_length} tokens, and "
@@ -217,18 +226,29 @@ def check_layout(shape: TransformerShape, layout: Layout, cluster: Cluster) -> N
 def step_model(
     shape: TransformerShape, layout: Layout, cluster: Cluster, device: Accelerator | None = None
 ) -> StepModel:
-    """Return the model of a step on a cluster's devices and links."""
+    """Return the model of a step on a cluster's devices and links, with the faster attention of context ranks that
+    fits where the layout states none."""
     device = device or accelerator_of(cluster.devices[0])
     kernels = kernels_for(device, layout.precision, STACKS[layout.stack].fused_attention)
     network = network_of(cluster)
-    return StepModel(
-        shape=shape,
-        layout=layout,
-        kernels=kernels,
-        network=network,
-        devices_speed=rank_speeds(cluster, layout),
-        shared=shared_parts(shape, layout, kernels, network),
-    )
+    speeds = rank_speeds(cluster, layout)
+    layouts = [layout]
+    if layout.context > 1 and layout.context_attention is None:
+        layouts = [replace(layout, context_attention=kind) for kind in context_attentions(shape, layout)]
+    models = [
+        StepModel(
+            shape=shape,
+            layout=chosen,
+            kernels=kernels,
+            network=network,
+            devices_speed=speeds,
+            shared=shared_parts(shape, chosen, kernels, network),
+        )
+        for chosen in layouts
+    ]
+    if len(models) == 1:
+        return models[0]
+    return min(models, key=lambda model: (not fits(model, cluster), model.step()[0]))
 
 
 def forecast_model(
@@ -264,6 +284,7 @@ def forecast_model(
         spread=_spread(device, layout, parts, step_s, hosts=layout.num_devices > model.network.devices_per_host),
         source=device.source,
         price_per_hour=cluster.price_per_hour(layout.num_devices),
+        context_attention=layout.context_attention if layout.context > 1 else None,
         serial_s=serial_s,
     )
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from stagewright.errors import UnknownName, UsageError
 from stagewright.schedules.rules import FIXED_SCHEDULES, SCHEDULES, ScheduleName
+from stagewright.spec.plan import ContextAttention
 
 LayoutAxis: TypeAlias = Literal["tensor", "context", "expert", "data", "pipeline"]
 RecomputeMode: TypeAlias = Literal["none", "selective", "full"]
@@ -45,7 +46,10 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    """Context parallel ranks, which divide the sequence in all operators."""
+    """Context parallel ranks, which divide the sequence: in all operators, or inside blocks (stack "stagewright")."""
+    context_attention: ContextAttention | None = None
+    """Attention of context parallel ranks: keys and values go around a ring, or all-to-alls divide heads; None: the
+    faster one."""
     expert: int = 1
     """Expert parallel ranks; they are taken from the data parallel ones."""
     virtual: int = 1
@@ -133,6 +137,10 @@ class Layout:
     def rank_tokens(self, length: int) -> int:
         """Return the tokens of a micro-batch on the context ranks that have the most."""
         return self.microbatch * math.ceil(length / self.context)
+
+    def end_tokens(self, length: int) -> int:
+        """Return the tokens of a micro-batch in embedding, head and messages: the engine here joins them there."""
+        return self.microbatch * length if self.stack == "stagewright" else self.rank_tokens(length)
 
     @property
     def head_rank(self) -> int:
@@ -242,6 +250,7 @@ def _equal_blocks(num_layers: int, ranks: int) -> tuple[int, ...]:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(RecomputeMode),
     "attention": ("flash", "unfused"),
+    "context_attention": get_args(ContextAttention),
     "precision": get_args(Precision),
     "schedule": FIXED_SCHEDULES,
     "stack": get_args(StackName),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stagewright.analytic.block import Operator
 from stagewright.analytic.layout import Layout
+from stagewright.analytic.operator import Operator
 from stagewright.analytic.shape import TransformerShape
 
 
@@ -116,7 +116,7 @@ def moe_blocks(shape: TransformerShape, layout: Layout, rank: int) -> int:
 def block_saved_bytes(operators: tuple[Operator, ...], shape: TransformerShape, layout: Layout, *, full: bool) -> float:
     """Return the activations that one block saves for one micro-batch."""
     if full:
-        tokens = layout.rank_tokens(shape.sequence_length)
+        tokens = layout.end_tokens(shape.sequence_length)  # its input
         share = layout.tensor if layout.sequence_parallel else 1
         return tokens * shape.width * layout.item_bytes / share
     skip = layout.recompute == "selective"

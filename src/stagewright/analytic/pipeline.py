@@ -15,10 +15,10 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, TypeAlias
 
-from stagewright.analytic.block import Operator
 from stagewright.analytic.hardware.collectives import Network
 from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
+from stagewright.analytic.operator import Operator
 from stagewright.analytic.shape import Experts, TransformerShape
 from stagewright.schedules.rules import SCHEDULES
 

@@ -53,6 +53,7 @@ def layout_of(plan: Plan, num_layers: int, innermost: str = "pipeline") -> Layou
         tensor=mesh.tensor,
         expert=mesh.expert,
         context=mesh.context,
+        context_attention=plan.context_attention,
         pipeline=mesh.pipeline,
         virtual=stages if mesh.pipeline > 1 else 1,
         microbatch=max(1, math.ceil(plan.batch / (mesh.data * plan.microbatches))),

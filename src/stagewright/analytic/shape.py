@@ -123,6 +123,16 @@ class TransformerShape:
         return self.num_key_heads * self.head_size
 
     @property
+    def key_size(self) -> int:
+        """Size of a head's queries and keys as attention gets them, with the rotary part of latent attention."""
+        return self.head_size + (0 if self.latent is None else self.latent.rotary_width)
+
+    @property
+    def value_size(self) -> int:
+        """Size of a head's values."""
+        return self.head_size if self.latent is None else self.latent.value_width
+
+    @property
     def num_moe_layers(self) -> int:
         """Layers with experts."""
         return 0 if self.experts is None else self.experts.layers_before(self.num_layers)
@@ -187,9 +197,7 @@ class TransformerShape:
         usually stated (PaLM, appendix B).
         """
         matrices = self.active_parameters - (0 if self.tied else self.vocabulary * self.width)
-        value_width = self.head_size if self.latent is None else self.latent.value_width
-        key_width = self.head_size + (0 if self.latent is None else self.latent.rotary_width)
-        attention = self.num_layers * self.num_heads * (key_width + value_width) * self.sequence_length
+        attention = self.num_layers * self.num_heads * (self.key_size + self.value_size) * self.sequence_length
         return 6.0 * (matrices + attention)
 
     def with_length(self, length: int | None) -> TransformerShape:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from stagewright.analytic.block import Operator, Operators
+from stagewright.analytic.block import Operators
 from stagewright.analytic.hardware.collectives import Network
 from stagewright.analytic.hardware.kernels import Kernels
 from stagewright.analytic.layout import Layout
 from stagewright.analytic.memory import RankMemory, ahead_bytes, block_saved_bytes, moe_blocks, rank_parameters
+from stagewright.analytic.operator import Operator
 from stagewright.analytic.pipeline import (
     Part,
     Pass,
@@ -109,11 +110,9 @@ class StepModel:
                 seconds, count = overlapped, 2
             if backward and layout.overlap_tensor:
                 seconds -= stack.tensor_overlap * overlapped
-        if layout.context > 1:
-            group = network.group(layout.context, layout.stride("context"))
-            width = (shape.attention_width * 2 + 2 * shape.key_width) / layout.tensor
-            seconds += 4 * network.collective_s("all_to_all", group, tokens * width * layout.item_bytes / 4)
-            count += 4
+        exchange_s, exchanges = self.operators.attention.exchange(network, backward=backward)
+        seconds += exchange_s
+        count += exchanges
         if experts and shape.experts is not None and layout.expert > 1:
             group = network.group(layout.expert, layout.stride("expert"))
             routed = hidden * shape.experts.top_k / (layout.tensor if layout.sequence_parallel else 1)
@@ -198,10 +197,9 @@ class StepModel:
         layout = self.layout
         if layout.pipeline == 1:
             return 0.0
-        length = self.shape.sequence_length
-        tokens, ranks = layout.rank_tokens(length), layout.tensor if layout.sequence_parallel else 1
-        if layout.stack == "stagewright":  # the engine here joins the shards of a sequence before a stage ends
-            tokens, ranks = layout.microbatch * length, 1
+        # The engine here joins the shards of a sequence before a stage ends.
+        tokens = layout.end_tokens(self.shape.sequence_length)
+        ranks = layout.tensor if layout.sequence_parallel and layout.stack != "stagewright" else 1
         size = tokens * self.shape.width * layout.item_bytes / ranks
         codec_s = 0.0
         if layout.message_share != 1.0:  # encoding and decoding read and write memory
@@ -218,7 +216,7 @@ class StepModel:
         for count, ranks in ((replicated, size), (routed, size // layout.expert)):
             if ranks < 2 or not count:
                 continue
-            stride = layout.stride("data") // (layout.context if layout.context > 1 else 1)
+            stride = min(layout.stride(axis) for axis in ("data", "context") if axis == "data" or layout.context > 1)
             group = self.network.group(layout.shards or ranks, stride)
             gradients, bucket = count * layout.gradient_bytes, self.stack.bucket_bytes
             if layout.zero:
@@ -295,7 +293,6 @@ class StepModel:
         sharded = layout.zero
         state = 4 if layout.master_weights or layout.item_bytes == 4 else layout.item_bytes
         states = state * layout.optimizer_states + (4 if layout.master_weights and layout.item_bytes == 2 else 0)
-        builder = self.operators
         blocks = layout.blocks(shape.num_layers)[rank]
         moe = moe_blocks(shape, layout, rank)
         full = layout.recompute == "full"
@@ -311,13 +308,13 @@ class StepModel:
             saved += segments * again + (count - whole_blocks) * kept
             if whole_blocks:
                 largest = max(largest, kept * whole_blocks / segments)
-        tokens = builder.tokens
+        tokens = layout.end_tokens(shape.sequence_length)
         hidden = tokens * shape.width * layout.item_bytes
         logits = 0.0
         if rank == layout.head_rank:
             columns = shape.vocabulary // (layout.tensor if layout.divided_vocabulary else 1)
             logits = sum(operator.saved_bytes for operator in self.part("head"))
-            logits += builder.tokens * columns * self.stack.logit_bytes
+            logits += tokens * columns * self.stack.logit_bytes
         # FSDP gathers the next block's parameters while it uses those of one.
         gathered = 2 * layout.item_bytes * whole / max(2, blocks) if sharded >= 3 and replicas > 1 else 0.0
         if layout.gather_once:
@@ -330,7 +327,7 @@ class StepModel:
             optimizer_bytes=states * (divide if sharded >= 1 else whole),
             activations_bytes=saved * (1 + self.stack.fragmentation),
             logits_bytes=logits,
-            temporary_bytes=largest + 4 * hidden + gathered,
+            temporary_bytes=largest + 4 * hidden + gathered + self.operators.attention.temporary_bytes,
             base_bytes=self.stack.base_bytes,
         )
 

@@ -71,6 +71,7 @@ def read_torchtitan(path: Path, num_devices: int) -> TorchtitanJob:
         tensor=tensor,
         pipeline=pipeline,
         context=context,
+        context_attention="ring",  # torchtitan has no other
         expert=_count(axes, "expert_parallel_degree", 1, path),
         microbatch=size,
         microbatches=total // (data * size),

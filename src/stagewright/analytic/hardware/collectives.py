@@ -129,3 +129,7 @@ class Network:
         if stride < self.devices_per_host:
             return self.overhead_s + self.intra_latency_s + num_bytes / (self.intra_bytes_per_s * self.intra_share)
         return self.overhead_s + self.inter_latency_s + num_bytes / (self.inter_bytes_per_s * self.inter_share)
+
+    def ring_step_s(self, group: Group, num_bytes: float) -> float:
+        """Return the time in which each rank of a group sends a message to the next: that of the slowest link."""
+        return self.message_s(num_bytes, 0 if group.num_hosts == 1 else self.devices_per_host)

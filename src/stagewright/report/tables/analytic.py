@@ -86,11 +86,12 @@ def analytic_summary(result: AnalyticForecast) -> list[str]:
     if result.ranks_above_limit:
         ranks = f" on {len(result.ranks_above_limit)} of {len(result.memory)} pipeline ranks"
         fits += ": does not fit" + (ranks if result.rank_limits_bytes else "")
-    price = result.price_per_million_tokens
+    kind, price = result.context_attention, result.price_per_million_tokens
     return [
         f"{format_count(result.tokens_per_s)} tokens/s, MFU {100 * result.mfu:.1f} %, peak memory {memory}{fits}",
         f"interval {format_s(result.low_s)} to {format_s(result.high_s)} (4 of 5 measured steps fall inside), from "
         f"{result.source}",
+        *([] if kind is None else [f"attention of context parallel ranks: {kind}"]),
         *([] if price is None else [f"a million tokens cost {price:.4g}, at the cluster's price per device and hour"]),
     ]
 

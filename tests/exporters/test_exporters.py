@@ -103,6 +103,15 @@ def test_sequence_parallelism() -> None:
         assert any("sequence_parallel = true" in sentence for sentence in export_plan(source, tool).omitted)
 
 
+@pytest.mark.parametrize(("kind", "exchange"), [("ring", "p2p"), ("all-to-all", "a2a")])
+def test_kinds_of_context_parallelism(kind: str, exchange: str) -> None:
+    source = make("context=2", (tuple(f"model.layers.{index}" for index in range(2)),), context_attention=kind)
+    lines = export_plan(source, "megatron").files["megatron_args.txt"].splitlines()
+    assert {"--context-parallel-size 2", f"--cp-comm-type {exchange}"} <= set(lines)
+    has_no_all_to_all = any("no all-to-alls" in sentence for sentence in export_plan(source, "torchtitan").omitted)
+    assert has_no_all_to_all == (kind == "all-to-all")
+
+
 def test_megatrons_layout_parser_reads_the_same_layers() -> None:
     module = pytest.importorskip("megatron.core.transformer.pipeline_parallel_layer_layout")
     parsed = module.PipelineParallelLayerLayout.parse_str_to_list("E,t*2|t,L")

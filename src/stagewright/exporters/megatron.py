@@ -9,6 +9,7 @@ from __future__ import annotations
 from stagewright.errors import UsageError
 from stagewright.exporters.config import ExportedConfig, ExportInput, common_omissions
 from stagewright.spec.optimizers import OPTIMIZERS
+from stagewright.spec.plan import Plan
 
 
 def export_megatron(source: ExportInput) -> ExportedConfig:
@@ -19,7 +20,7 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
         "tensor-model-parallel-size": mesh.tensor,
         "pipeline-model-parallel-size": mesh.pipeline,
         **({"expert-model-parallel-size": mesh.expert} if mesh.expert > 1 else {}),
-        **({"context-parallel-size": mesh.context} if mesh.context > 1 else {}),
+        **_context_arguments(plan),
         "micro-batch-size": size,
         "global-batch-size": plan.batch,
         "train-iters": plan.steps,
@@ -75,6 +76,13 @@ def export_megatron(source: ExportInput) -> ExportedConfig:
         command=f"torchrun --nproc-per-node {mesh.num_workers} pretrain_gpt.py $(cat megatron_args.txt)",
         omitted=tuple(omitted),
     )
+
+
+def _context_arguments(plan: Plan) -> dict[str, object]:
+    if plan.mesh.context == 1:
+        return {}
+    exchange = "p2p" if plan.context_attention == "ring" else "a2a"
+    return {"context-parallel-size": plan.mesh.context, "cp-comm-type": exchange}
 
 
 def layout(layers: tuple[tuple[int, ...], ...]) -> str:

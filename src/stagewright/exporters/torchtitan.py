@@ -46,9 +46,11 @@ def export_torchtitan(source: ExportInput) -> ExportedConfig:
         **({"expert_parallel_degree": mesh.expert} if mesh.expert > 1 else {}),
         **({"context_parallel_degree": mesh.context} if mesh.context > 1 else {}),
     }
+    omitted, files = common_omissions(plan), dict[str, str]()
+    if mesh.context > 1 and plan.context_attention != "ring":
+        omitted.append("Context parallelism is a ring: torchtitan has no all-to-alls of heads.")
     if plan.shard and mesh.pipeline > 1:
         parallelism["fsdp_reshard_after_forward"] = "never" if plan.gathers_once else "always"
-    omitted, files = common_omissions(plan), dict[str, str]()
     if mesh.pipeline > 1:
         if plan.schedule == SEARCHED:
             files["schedule.csv"] = _schedule_file(plan)

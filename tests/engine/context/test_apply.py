@@ -148,10 +148,7 @@ def test_fewer_tokens_than_workers_are_refused() -> None:
         ("perceptron", "has none"),
         ("some tokens", "attends from 16 to 12 tokens"),
         ("windows", r"has hidden states of 16 tokens, of which attention gets queries of shape \[8, 1, 4, 4\]"),
-        (
-            "weights used",
-            r"whose weights of shape \[2, 16, 16\] are used.*; use its output alone",
-        ),
+        ("weights used", r"whose weights of shape \[2, 16, 16\] are used.*; use its output alone"),
         ("weights returned", "ring and all-to-all attention make no weights"),
         ("trained key", "with add_bias_kv=True, which adds a key that is no token; build it with add_bias_kv=False"),
         ("key of zeros", "with add_zero_attn=True, which adds a key that is no token"),

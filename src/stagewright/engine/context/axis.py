@@ -131,8 +131,7 @@ def laid_out_like(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return value
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dim: -strides[dim])
-    back = sorted(range(like.dim()), key=order.index)
-    return value.permute(order).contiguous().permute(back)
+    return value.permute(order).contiguous().permute([order.index(dim) for dim in range(like.dim())])
 
 
 class _Scatter(torch.autograd.Function):

@@ -6,10 +6,11 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from parity_jobs import assert_parity
 
-from stagewright.engine.context.axis import zigzag
+from stagewright.engine.context.axis import laid_out_like, zigzag
 from stagewright.errors import UsageError
 
 
@@ -42,6 +43,41 @@ def test_two_workers_equal_the_baseline(pool_of: Any, name: str, options: dict[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tagger", {}),
+        ("tagger", {"training": False}),
+        ("tagger", {"training": False, "context_attention": "all-to-all"}),
+        ("tagger, causal", {"lengths": (15, 0), "microbatches": 2}),
+        ("tagger, causal", {"context_attention": "all-to-all"}),
+        ("tagger, causal padding", {}),
+        ("tagger, causal padding", {"context_attention": "all-to-all", "recompute": "always"}),
+        ("tagger, length first", {"context_attention": "all-to-all", "lengths": (17, 0)}),
+        ("translator", {"lengths": (11, 14)}),
+        ("translator", {"lengths": (16, 17), "context_attention": "all-to-all"}),
+        ("translator", {"lengths": (9, 12), "training": False}),
+        ("translator, length first", {"lengths": (9, 12), "context_attention": "all-to-all", "training": False}),
+        ("blocks", {}),
+        ("blocks", {"context_attention": "all-to-all", "training": False}),
+        ("blocks, length first", {"lengths": (13, 0)}),
+        ("blocks, length first", {"context_attention": "all-to-all"}),
+        ("blocks, returned weights", {}),
+        ("bare", {"lengths": (13, 0)}),
+        ("bare", {"training": False}),
+        ("bare, length first", {"context_attention": "all-to-all"}),
+    ],
+)
+def test_layers_of_torch_equal_the_baseline(pool_of: Any, name: str, options: dict[str, Any]) -> None:
+    """``nn.TransformerEncoderLayer``, ``nn.TransformerDecoderLayer`` and blocks with ``nn.MultiheadAttention``.
+
+    With dropout, padding and causal masks, masks of each head, weights that are not used, and tokens in either
+    dimension. The baseline's inference uses torch's fused layers.
+    """
+    assert_parity(pool_of(2).run("context_jobs:parity", name, "context=2", **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("name", "mesh", "options"),
     [
         ("llama", "context=4", {}),
@@ -54,6 +90,12 @@ def test_two_workers_equal_the_baseline(pool_of: Any, name: str, options: dict[s
         ("t5", "context=4", {"lengths": (11, 14), "context_attention": "all-to-all"}),
         ("t5", "context=2,pipeline=2", {"lengths": (11, 14), "microbatches": 2}),
         ("t5", "data=2,context=2", {"lengths": (16, 17), "clip": 0.1}),
+        ("tagger", "context=4", {}),
+        ("tagger, causal padding", "context=2,pipeline=2", {"microbatches": 2}),
+        ("translator", "context=4", {"lengths": (11, 14), "context_attention": "all-to-all"}),
+        ("translator, length first", "data=2,context=2", {"lengths": (11, 14)}),
+        ("blocks", "context=2,pipeline=2", {"microbatches": 2}),
+        ("blocks", "data=2,context=2", {"training": False}),
     ],
 )
 def test_four_workers_equal_the_baseline(pool_of: Any, name: str, mesh: str, options: dict[str, Any]) -> None:
@@ -106,9 +148,43 @@ def test_fewer_tokens_than_workers_are_refused() -> None:
         ("perceptron", "has none"),
         ("some tokens", "attends from 16 to 12 tokens"),
         ("windows", r"has hidden states of 16 tokens, of which attention gets queries of shape \[8, 1, 4, 4\]"),
+        ("weights used", r"whose weights of shape \[2, 16, 16\] are used.*; use its output alone"),
+        ("weights returned", "ring and all-to-all attention make no weights"),
+        ("trained key", "with add_bias_kv=True, which adds a key that is no token; build it with add_bias_kv=False"),
+        ("key of zeros", "with add_zero_attn=True, which adds a key that is no token"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(name: str, words: str) -> None:
     from context_jobs import refusal
 
     assert re.search(words, refusal(name))
+
+
+@pytest.mark.parametrize("batch", [4, 16])
+@pytest.mark.parametrize(
+    ("name", "sequence_dim", "keys", "masks"),
+    [
+        ("tagger", 1, (0,), (1,)),
+        ("tagger, causal padding", 0, (0,), (1, 2)),
+        ("blocks", 1, (0, 0), (1, 2)),
+        ("blocks, length first", 0, (0, 0), (1, 2)),
+        ("bare, length first", 0, (1,), (3,)),
+    ],
+)
+def test_tokens_and_masks_are_found(
+    name: str, sequence_dim: int, keys: tuple[int, ...], masks: tuple[int, ...], batch: int
+) -> None:
+    """With 16 samples of 16 tokens too, whose shapes do not say which dimension has tokens."""
+    from context_jobs import sources
+
+    for found in sources(name, batch=batch):
+        assert (found.sequence_dim, found.keys, found.masks) == (sequence_dim, keys, masks)
+
+
+def test_memory_has_the_same_order() -> None:
+    """Dropout draws its masks in this order."""
+    like, value = torch.randn(5, 3, 4).permute(1, 2, 0), torch.randn(3, 6, 5)
+    laid_out = laid_out_like(like, value)
+    assert torch.equal(laid_out, value)
+    assert laid_out.stride() == (6, 1, 18)
+    assert laid_out_like(value, value) is value

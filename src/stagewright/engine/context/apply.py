@@ -3,7 +3,8 @@
     embedding ─ scatter ─ block ─ gather ─ … ─ scatter ─ block ─ gather ─ norm ─ head ─ loss
     replicated            divided                        divided         replicated
 
-A block is a unit that calls ``scaled_dot_product_attention``, by itself or through transformers' attention interface.
+A block is a unit that calls ``scaled_dot_product_attention``, by itself or through transformers' attention interface,
+or torch's own ``nn.MultiheadAttention``, as ``nn.TransformerEncoderLayer`` does.
 Its code sees only this worker's positions: of hidden states, position embeddings and position numbers, and of an
 encoder's output. Masks and biases stay those of the whole sequence. Since everything outside of blocks is replicated,
 labels are shifted and losses averaged as on one device. Each worker has its positions' part of the gradients of blocks:
@@ -12,6 +13,7 @@ they are summed over the axis.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import nn
 from stagewright import structure
 from stagewright.engine.context.attention import DividedSequence, Exchange
 from stagewright.engine.context.axis import ContextAxis
-from stagewright.engine.context.sources import SEQUENCE_DIM, Sources
+from stagewright.engine.context.sources import Sources
 from stagewright.engine.tensor.axis import process_group_of
 from stagewright.errors import UsageError
 
@@ -50,11 +52,12 @@ class _Block:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Keep this worker's positions of the block's inputs."""
         length, key_lengths = self._sources.lengths(structure.tensors((args, dict(kwargs))))
-        lengths = {length, *key_lengths}
+        lengths, dim, numbers = {length, *key_lengths}, self._sources.sequence_dim, itertools.count()
 
         def divide(leaf: torch.Tensor) -> torch.Tensor:
-            if leaf.dim() in (2, 3) and leaf.shape[SEQUENCE_DIM] in lengths:
-                return self._axis.scatter(leaf, SEQUENCE_DIM)
+            is_mask = next(numbers) in self._sources.masks
+            if not is_mask and leaf.dim() in (2, 3) and leaf.shape[dim] in lengths:
+                return self._axis.scatter(leaf, dim)
             return self._axis.copy_to_region(leaf)
 
         divided = structure.map_tensors(divide, (args, dict(kwargs)))
@@ -72,12 +75,12 @@ class _Block:
 
     def _whole(self, leaf: torch.Tensor) -> torch.Tensor:
         """Return all positions of an output; a bias for the attention of the next blocks is whole already."""
-        length, key_lengths = self._mode.length, self._mode.key_lengths
+        length, key_lengths, dim = self._mode.length, self._mode.key_lengths, self._sources.sequence_dim
         if leaf.dim() == 4 and tuple(leaf.shape[-2:]) in {(length, keys) for keys in key_lengths}:
             return self._axis.leave(leaf) if leaf.requires_grad else leaf
-        if leaf.dim() < 2 or leaf.shape[SEQUENCE_DIM] != self._axis.num_positions(length):
+        if leaf.dim() < 2 or leaf.shape[dim] != self._axis.num_positions(length):
             raise UsageError(
                 f"context={self._axis.num_workers} can't divide {self._name}: it returns a tensor of shape "
-                f"{list(leaf.shape)}, whose dimension 1 is not the sequence; use data or pipeline instead"
+                f"{list(leaf.shape)}, whose dimension {dim} is not the sequence; use data or pipeline instead"
             )
-        return self._axis.gather(leaf, SEQUENCE_DIM, length)
+        return self._axis.gather(leaf, dim, length)

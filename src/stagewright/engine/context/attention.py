@@ -1,9 +1,9 @@
 """What differs inside a block whose sequence is divided: attention, and dropout with the baseline's masks.
 
 The block's code runs unchanged on this worker's positions. ``scaled_dot_product_attention`` becomes ring or all-to-all
-attention; masks are those of the whole sequence. Dropout masks are drawn for the whole sequence, as in the baseline, so
-the random state advances as there. Attention with dropout is computed without fused kernels, as under tensor
-parallelism.
+attention, also in ``nn.MultiheadAttention``; masks are those of the whole sequence. Dropout masks are drawn for the
+whole sequence, as in the baseline, so the random state advances as there. Attention with dropout is computed without
+fused kernels, as under tensor parallelism. torch does not use its fused transformer layer under this mode.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from stagewright.engine.context.axis import ContextAxis
+from stagewright.engine.context.axis import ContextAxis, laid_out_like
 from stagewright.engine.context.heads import to_heads, to_positions
+from stagewright.engine.context.multihead import MultiheadCall
 from stagewright.engine.context.ring import Attention, ring_attention
-from stagewright.engine.context.sources import SEQUENCE_DIM, Sources, whole_sizes
+from stagewright.engine.context.sources import Sources, whole_sizes
 from stagewright.errors import UsageError
 
 Exchange: TypeAlias = Literal["ring", "all-to-all"]
@@ -49,7 +51,9 @@ class DividedSequence(TorchFunctionMode):
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            return self._attention(func, *args, **kwargs)
+            return self._attention(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            return self._multihead(MultiheadCall.of(args, kwargs)), None
         if self._sources.makes_masks and self._num_calls < len(self.key_lengths):
             whole = (self.length, self.key_lengths[self._num_calls])
             here = (self._axis.num_positions(whole[0]), self._axis.num_positions(whole[1]))
@@ -59,20 +63,28 @@ class DividedSequence(TorchFunctionMode):
     def _dropout(self, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if not training or p == 0:
             return input
-        if input.dim() < 3 or input.shape[SEQUENCE_DIM] != self._axis.num_positions(self.length):
+        dim = self._sources.sequence_dim
+        if input.dim() < 3 or input.shape[dim] != self._axis.num_positions(self.length):
             raise UsageError(
                 f"context={self._axis.num_workers} can't divide {self._block}: it applies dropout to a tensor of shape "
-                f"{list(input.shape)}, whose dimension 1 is not the sequence; set its dropout to 0"
+                f"{list(input.shape)}, whose dimension {dim} is not the sequence; set its dropout to 0"
             )
         shape = list(input.shape)
-        shape[SEQUENCE_DIM] = self.length
-        noise = functional.dropout(torch.ones(shape, dtype=input.dtype, device=input.device), p)
-        noise = noise.index_select(SEQUENCE_DIM, self._axis.positions(self.length, device=input.device))
+        shape[dim] = self.length
+        noise = functional.dropout(laid_out_like(input, torch.ones(shape, dtype=input.dtype, device=input.device)), p)
+        noise = noise.index_select(dim, self._axis.positions(self.length, device=input.device))
         return input.mul_(noise) if inplace else input * noise
+
+    def _multihead(self, call: MultiheadCall) -> torch.Tensor:
+        whole, masks = (self.length, self._next_key_length()), call.masks()
+        for mask in masks:
+            self._check_mask(mask, whole)
+        merged = reduce(torch.add, masks) if masks else None
+        query, key, value = call.heads()
+        return call.output(self._attention(query, key, value, merged, call.dropout, call.is_causal))
 
     def _attention(
         self,
-        func: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -83,30 +95,33 @@ class DividedSequence(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if self._num_calls == len(self.key_lengths):
-            raise UsageError(
-                f"context={self._axis.num_workers} can't divide {self._block}: it calls attention more than "
-                f"{self._num_calls} times, as with the example; use data or pipeline parallelism instead"
-            )
         attention = Attention(
             axis=self._axis,
             query_length=self.length,
-            key_length=self.key_lengths[self._num_calls],
+            key_length=self._next_key_length(),
             scale=1 / math.sqrt(query.shape[-1]) if scale is None else scale,
             is_causal=is_causal,
             noise=None,
         )
         self._num_calls += 1
-        self._check_mask(attn_mask, attention)
+        self._check_mask(attn_mask, (attention.query_length, attention.key_length))
         if dropout_p > 0:
             attention = replace(attention, noise=self._noise(query, attention, dropout_p))
         if self._exchange == "ring":
             return ring_attention(query, key, value, attn_mask, attention)
-        return self._attend_by_heads(func, query, key, value, attn_mask, attention)
+        return self._attend_by_heads(query, key, value, attn_mask, attention)
 
-    def _check_mask(self, mask: torch.Tensor | None, attention: Attention) -> None:
+    def _next_key_length(self) -> int:
+        """Return the tokens of the whole sequence that the next call attends to."""
+        if self._num_calls == len(self.key_lengths):
+            raise UsageError(
+                f"context={self._axis.num_workers} can't divide {self._block}: it calls attention more than "
+                f"{self._num_calls} times, as with the example; use data or pipeline parallelism instead"
+            )
+        return self.key_lengths[self._num_calls]
+
+    def _check_mask(self, mask: torch.Tensor | None, whole: tuple[int, int]) -> None:
         """Refuse a mask that is not that of the whole sequences."""
-        whole = (attention.query_length, attention.key_length)
         if mask is None or (
             mask.dim() > 1 and all(size in (1, length) for size, length in zip(mask.shape[-2:], whole, strict=True))
         ):
@@ -118,7 +133,6 @@ class DividedSequence(TorchFunctionMode):
 
     def _attend_by_heads(
         self,
-        func: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -140,7 +154,7 @@ class DividedSequence(TorchFunctionMode):
             mask = mask[:, own]
         if attention.noise is None:
             is_grouped = key.shape[1] < query.shape[1]
-            output = func(
+            output = functional.scaled_dot_product_attention(
                 query, key, value, mask, 0.0, attention.is_causal, scale=attention.scale, enable_gqa=is_grouped
             )
         else:

@@ -125,11 +125,21 @@ def zigzag(length: int, num_workers: int) -> tuple[tuple[int, ...], ...]:
     return tuple(chunks[worker] + chunks[2 * num_workers - 1 - worker] for worker in range(num_workers))
 
 
+def laid_out_like(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous value with its dimensions in another's order of memory, in which dropout draws its masks."""
+    if like.is_contiguous():
+        return value
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dim: -strides[dim])
+    return value.permute(order).contiguous().permute([order.index(dim) for dim in range(like.dim())])
+
+
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, dim: int) -> torch.Tensor:
         ctx.axis, ctx.dim, ctx.length = axis, dim, value.shape[dim]
-        return value.index_select(dim, axis.positions(value.shape[dim], device=value.device))
+        own = value.index_select(dim, axis.positions(value.shape[dim], device=value.device))
+        return laid_out_like(value, own)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -140,7 +150,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, dim: int, length: int) -> torch.Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return axis.gather_positions(value, dim, length)
+        return laid_out_like(value, axis.gather_positions(value, dim, length))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:

@@ -17,8 +17,6 @@ import torch
 
 from stagewright.errors import UsageError
 
-SEQUENCE_DIM = 1
-"""The dimension of tokens in hidden states, position embeddings and position numbers."""
 _FACTORIES = (torch.zeros, torch.ones, torch.full, torch.empty)
 _SHAPINGS = (torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.expand)
 
@@ -31,12 +29,17 @@ class Sources:
     """The hidden states, whose tokens attend."""
     keys: tuple[int, ...]
     """For each attention call, in order, the input with the keys and values."""
+    masks: tuple[int, ...]
+    """The inputs of which attention masks are made, and nothing else."""
     makes_masks: bool
     """Whether the block makes masks or biases itself."""
+    sequence_dim: int = 1
+    """The dimension of tokens in hidden states, position embeddings and position numbers."""
 
     def lengths(self, tensors: Sequence[torch.Tensor]) -> tuple[int, tuple[int, ...]]:
         """Return the tokens of the whole sequence, and those that each attention call attends to."""
-        return tensors[self.hidden].shape[SEQUENCE_DIM], tuple(tensors[key].shape[SEQUENCE_DIM] for key in self.keys)
+        dim = self.sequence_dim
+        return tensors[self.hidden].shape[dim], tuple(tensors[key].shape[dim] for key in self.keys)
 
 
 def whole_sizes(

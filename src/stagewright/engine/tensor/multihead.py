@@ -78,7 +78,7 @@ class ColumnMultiheadAttention(nn.MultiheadAttention):
         self, attention: torch.Tensor | None, padding: torch.Tensor | None, queries: torch.Tensor
     ) -> torch.Tensor | None:
         """Return the sum of both masks as added to the scores; True in a mask of booleans hides a key."""
-        added = [_to_added(mask, queries.dtype) for mask in (attention, padding) if mask is not None]
+        added = [added_mask(mask, queries.dtype) for mask in (attention, padding) if mask is not None]
         if not added:
             return None
         if attention is not None and attention.dim() == 3:  # of each sample and head: this worker's heads
@@ -90,7 +90,8 @@ class ColumnMultiheadAttention(nn.MultiheadAttention):
         return added[0] if len(added) == 1 else added[0] + added[1]
 
 
-def _to_added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def added_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask as added to scores; True in a mask of booleans hides a key."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)

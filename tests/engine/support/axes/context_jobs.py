@@ -9,8 +9,10 @@ import torch
 from expert_jobs import make_plan
 from parity_jobs import checked_traffic, model_with_loss
 from torch.nn import functional
+from torch_transformers import MODELS, make_torch_model
 
 from stagewright.engine.context.find import find_blocks
+from stagewright.engine.context.sources import Sources
 from stagewright.errors import UsageError
 from stagewright.graph.capture import capture
 from stagewright.zoo.model import Batch, Model
@@ -20,6 +22,8 @@ VOCABULARY, LENGTH = 40, 16
 
 def make_model(name: str, *, batch: int, length: int = LENGTH, source_length: int = LENGTH) -> Model:
     """Build a tiny transformer with dropout that computes its loss; ``source_length``: tokens of T5's encoder."""
+    if name in MODELS:
+        return make_torch_model(name, batch=batch, length=length, source_length=source_length)
     import transformers as hf
 
     torch.manual_seed(0)
@@ -69,6 +73,13 @@ def parity(rank: int, name: str, mesh: str, lengths: tuple[int, int] = (LENGTH, 
     return {"report": report, "bytes": sent}
 
 
+def sources(name: str, *, batch: int) -> list[Sources]:
+    """Return what the attention of each block of a model works on."""
+    model = make_model(name, batch=batch)
+    blocks = find_blocks(capture(model.module, model.args, model.kwargs), model.args, model.kwargs, 2)
+    return list(blocks.values())
+
+
 def refusal(name: str) -> str:
     """Return the sentence with which a model is refused."""
     module, args = _REFUSED[name]()
@@ -104,8 +115,31 @@ def _attention(window: int) -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
     return torch.nn.Sequential(torch.nn.Linear(4, 4), _Attention(window)), (torch.randn(2, LENGTH, 4),)
 
 
+class _Weighted(torch.nn.Module):
+    """Uses the weights that torch's own attention returns, or returns them."""
+
+    def __init__(self, use: str = "", **options: Any) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 1, batch_first=True, **options)
+        self._use = use
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        output, weights = self.attention(hidden, hidden, hidden)
+        if self._use == "inside":
+            return output * weights.mean()
+        return (output, weights) if self._use == "outside" else output
+
+
+def _weighted(use: str = "", **options: Any) -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), _Weighted(use, **options)), (torch.randn(2, LENGTH, 4),)
+
+
 _REFUSED: dict[str, Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor]]]] = {
     "perceptron": _perceptron,
     "some tokens": lambda: _attention(0),
     "windows": lambda: _attention(4),
+    "weights used": lambda: _weighted("inside"),
+    "weights returned": lambda: _weighted("outside"),
+    "trained key": lambda: _weighted(add_bias_kv=True),
+    "key of zeros": lambda: _weighted(add_zero_attn=True),
 }

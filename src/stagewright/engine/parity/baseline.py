@@ -6,8 +6,8 @@ equals the gradient of the full batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -205,7 +205,8 @@ def _make_runner(
         with random_key(seed=seed, step=0, first_sample=microbatch.first_sample, device=device):
             args, kwargs = _clone((microbatch.args, microbatch.kwargs))
             if choose is None:
-                output = graph.model(*args, **kwargs)
+                with _padding_computed(graph.model):
+                    output = graph.model(*args, **kwargs)
             else:
                 chosen, stages = choose(microbatch)
                 values: Sequence[Any] = chosen.flatten(args, kwargs)
@@ -217,6 +218,22 @@ def _make_runner(
             return output, loss(output, microbatch.target)
 
     return run
+
+
+@contextmanager
+def _padding_computed(model: nn.Module) -> Iterator[None]:
+    """Compute padded positions in torch's encoders too, as captured stages and compiled models do.
+
+    In inference, ``nn.TransformerEncoder`` may skip them and return zeros there.
+    """
+    encoders = [module for module in model.modules() if getattr(module, "use_nested_tensor", None) is True]
+    for encoder in encoders:
+        encoder.use_nested_tensor = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for encoder in encoders:
+            encoder.use_nested_tensor = True  # type: ignore[assignment]
 
 
 def running_statistics(model: nn.Module) -> set[str]:

@@ -3,8 +3,8 @@
 Hugging Face models check whether they are being exported: the mask code then builds an explicit causal mask instead of
 passing ``None`` and using ``is_causal``. It also reads tensor values to detect packed sequences. Hidden states,
 attentions and router logits are collected by hooks on submodules, which an intercepted call has to run. Layer drop
-compares a random number with a probability even if that is 0. All of this is handled in this file, and only during
-capture.
+compares a random number with a probability even if that is 0. Torch's own transformers compare the mask's values with a
+causal mask's. All of this is handled in this file, and only during capture.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.nn.modules import transformer
 
 from stagewright.errors import CaptureError
 
@@ -62,6 +63,8 @@ def patch_for_export(model: nn.Module, packed: bool) -> Iterator[None]:
         if hasattr(masks, _PACKING) and not packed:
             stack.enter_context(mock.patch.object(masks, _PACKING, return_value=None))
         stack.enter_context(mock.patch.object(torch, "rand", _scalar_aware(torch.rand)))
+        detect = _traced_detection(transformer._detect_is_causal_mask)
+        stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", detect))
         yield
 
 
@@ -96,6 +99,21 @@ def run_collecting_hooks(module: nn.Module, args: tuple[Any, ...], output: Any) 
     for hook in list(module._forward_hooks.values()):
         if getattr(hook, "__module__", None) == _COLLECTING:
             hook(module, args, output)
+
+
+def _traced_detection(detect: Any) -> Any:
+    """Make the answer to "is this mask causal?" a number of the trace: layers are given it, and no code between them
+    branches on it.
+    """
+
+    def wrapped(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> Any:
+        if mask is None or is_causal is not None:
+            return detect(mask, is_causal, size)
+        length = mask.size(-2) if size is None else size
+        causal = nn.Transformer.generate_square_subsequent_mask(length, device=mask.device, dtype=mask.dtype)
+        return (mask == causal).all().item() if mask.size() == causal.size() else False
+
+    return wrapped
 
 
 def _scalar_aware(rand: Any) -> Any:

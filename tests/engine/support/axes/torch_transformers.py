@@ -33,7 +33,8 @@ class Tagger(nn.Module):
             options["src_key_padding_mask"] = padding_of(ids)
         if "causal" in self._masks:
             options["mask"] = causal_mask(ids.shape[1])
-            options["is_causal"] = "hint" in self._masks
+            if "compared" not in self._masks:  # without a hint torch compares the mask's values
+                options["is_causal"] = "hint" in self._masks
         hidden = hidden if self._batch_first else hidden.transpose(0, 1)
         hidden = self.encoder(hidden, **options)
         return _scored(self.head(hidden if self._batch_first else hidden.transpose(0, 1)), labels)
@@ -42,7 +43,7 @@ class Tagger(nn.Module):
 class Translator(nn.Module):
     """``nn.Transformer``, whose decoder attends to an encoder of another length."""
 
-    def __init__(self, *, batch_first: bool = True) -> None:
+    def __init__(self, *, batch_first: bool = True, has_hint: bool = True) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         layer = nn.TransformerEncoderLayer(**_SIZES, batch_first=batch_first)
@@ -51,7 +52,7 @@ class Translator(nn.Module):
             **_SIZES, custom_encoder=encoder, num_decoder_layers=2, batch_first=batch_first
         )
         self.head = nn.Linear(WIDTH, VOCABULARY)
-        self._batch_first = batch_first
+        self._batch_first, self._has_hint = batch_first, has_hint
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         source, target = self.embed(ids), self.embed(labels)
@@ -62,7 +63,7 @@ class Translator(nn.Module):
             source,
             target,
             tgt_mask=causal_mask(labels.shape[1]),
-            tgt_is_causal=True,
+            tgt_is_causal=True if self._has_hint else None,
             memory_mask=torch.ones(labels.shape[1], ids.shape[1], dtype=torch.bool).triu(ids.shape[1] - 2),
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
@@ -137,8 +138,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tagger": lambda: Tagger(masks="padding"),
     "tagger, causal": lambda: Tagger(masks="causal hint", norm_first=True, activation="gelu"),
     "tagger, causal padding": lambda: Tagger(masks="causal padding", batch_first=False),
+    "tagger, compared mask": lambda: Tagger(masks="causal compared"),
     "tagger, length first": lambda: Tagger(masks="", batch_first=False, norm_first=True),
     "translator": Translator,
+    "translator, compared mask": lambda: Translator(has_hint=False),
     "translator, length first": lambda: Translator(batch_first=False),
     "blocks": Blocks,
     "blocks, length first": lambda: Blocks(batch_first=False),

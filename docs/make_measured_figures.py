@@ -54,6 +54,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         pipeline.pipeline_resnet_50,
         pipeline.pipeline_sixteen,
         pipeline.gloo_threads,
+        pipeline.all_reduces,
         pipeline.pipeline_parts,
         fabric.fabric_loss,
         fabric.fabric_numbers,

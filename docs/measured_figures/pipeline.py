@@ -181,6 +181,25 @@ def gloo_threads() -> str:
     return source("gloo_threads") + "\n" + table(("", "default threads", "SCHED_BATCH threads"), rows, right=True)
 
 
+def all_reduces() -> str:
+    """Compare all-reduces through Gloo with those through shared memory."""
+    rows = []
+    for row in load_record("all_reduces")["rows"]:
+        gloo, memory = (statistics.median(row[name]) for name in ("gloo_s", "memory_s"))
+        processor = [statistics.fmean(row[name]) for name in ("gloo_cpu_s", "memory_cpu_s")]
+        rows.append(
+            (
+                size(row["bytes"]),
+                ms(gloo, 2),
+                ms(memory, 2),
+                f"{gloo / memory:.2f} ×",
+                " → ".join(ms(each, 2) for each in processor),
+            )
+        )
+    titles = ("tensor", "Gloo", "shared memory", "faster", "processor time")
+    return source("all_reduces") + "\n" + table(titles, rows, right=True)
+
+
 def pipeline_parts() -> str:
     """Break down the steps of the pipelines above."""
     titles = {"pipeline_deit_small": "DeiT-S", "pipeline_bert_minilm": "MiniLM"}

@@ -4,8 +4,8 @@ ring            keys and values go to the next rank; queries attend to one share
                 forward    n − 1 sends of a share's keys and values
                 backward   n − 1 sends of them with their gradients
                 exposed    (n − 1) · max(0, send − attention to one share)
-ring of         attention without fused kernels; each send is waited for; backward sends gradients in 32 bits, and n
-the engine      times, so that they end at their rank
+ring of         backward sends gradients in 32 bits, n times, one step behind, so that they end at their rank; the
+the engine      last is exposed. Attention in 32 bits or with dropout has no fused kernels
 all-to-all      each rank attends over the whole sequence with 1/n of the heads: four all-to-alls, of queries, keys,
                 values and output
 
@@ -26,12 +26,15 @@ from stagewright.analytic.shape import TransformerShape
 from stagewright.analytic.stacks import STACKS, Stack
 from stagewright.spec.plan import ContextAttention
 
-# The engine's ring (engine/context/ring.py) under a causal mask, counted by a test, forward and backward: bytes per
-# score that elementwise kernels move with 32-bit activations, and what 16-bit ones add; kernels per share. Backward has
-# four of its five products in 32 bits; it holds five 32-bit tensors of scores.
-_SCORE_BYTES, _CAST_BYTES = (40, 60), (12, 6)
-_SHARE_KERNELS = (25, 25)
-_PEAK_SCORE_BYTES = 20
+# The engine's ring without fused kernels (engine/context/ring.py), counted by a test, forward and backward: bytes per
+# score that elementwise kernels move with 32-bit activations, and what 16-bit ones add; those of its own share's
+# triangle; kernels of a step. Four of backward's five products have 32 bits; it holds four 32-bit tensors of scores.
+_SCORE_BYTES, _CAST_BYTES, _TRIANGLE_BYTES = (28, 52), (12, 6), 8
+_STEP_KERNELS = (28, 45)
+_PEAK_SCORE_BYTES = 16
+_FUSED_STEP_KERNELS = (13, 21)
+TILE_SCORES = 1 << 24
+"""Scores that the engine holds at a time."""
 
 
 def context_attentions(shape: TransformerShape, layout: Layout) -> tuple[ContextAttention, ...]:
@@ -75,8 +78,13 @@ class Attention:
         return self.layout.context > 1 and self.layout.context_attention != "all-to-all"
 
     @property
-    def is_eager_ring(self) -> bool:
-        return self.is_ring and self.stack.eager_ring
+    def is_engine_ring(self) -> bool:
+        return self.is_ring and self.stack.engine_ring
+
+    @property
+    def is_unfused_ring(self) -> bool:
+        """Whether a ring computes scores."""
+        return self.is_engine_ring and (self.layout.item_bytes == 4 or self.shape.dropout)
 
     @property
     def tokens(self) -> int:
@@ -103,8 +111,8 @@ class Attention:
 
     def operators(self) -> Iterator[Operator]:
         """Yield the operators."""
-        if self.is_eager_ring:
-            yield self._eager_ring()
+        if self.is_unfused_ring:
+            yield self._unfused_ring()
         elif self.layout.attention == "flash":
             yield self._ring() if self.is_ring else self._flash()
         else:
@@ -121,39 +129,51 @@ class Attention:
             moved = (self.query_elements + self.key_elements) * item
             seconds, count = 4 * network.collective_s("all_to_all", group, moved / 4), 4
         else:
-            count = size if backward and self.stack.eager_ring else size - 1
-            send_s = network.ring_step_s(group, self.sent_bytes(backward=backward))
-            share_s = 0.0
-            if not self.stack.eager_ring:
-                operators = self.operators()
-                times = [operator.backward_s if backward else operator.forward_s for operator in operators]
-                share_s = self.stack.kernel_factor * sum(times) / size
+            operators = [*self.operators()]
+            times = [operator.backward_s if backward else operator.forward_s for operator in operators]
+            share_s = self.stack.kernel_factor * sum(times) / size
+            send_s, count = network.ring_step_s(group, self.sent_bytes(backward=backward)), size - 1
             seconds = count * max(0.0, send_s - share_s)
+            if backward and self.is_engine_ring:
+                seconds += network.ring_step_s(group, self.gradient_bytes)
+                count = 2 * size - 1
         if layout.stack == "stagewright":  # the engine joins the shares of hidden states where a block ends
             whole = size * self.tokens * self.shape.width * item
             seconds, count = seconds + network.collective_s("all_gather", group, whole), count + 1
         return seconds, count
 
     def sent_bytes(self, *, backward: bool) -> int:
-        """Return the bytes that a rank sends at once to the next of a ring."""
-        item = self.layout.item_bytes
-        gradient = 4 if self.stack.eager_ring else item
-        return self.key_elements * (item + gradient if backward else item)
+        """Return the bytes that a rank sends to the next of a ring while it computes a step."""
+        return self.key_elements * self.layout.item_bytes + (self.gradient_bytes if backward else 0)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of keys and values that a rank sends to the next."""
+        return self.key_elements * (4 if self.is_engine_ring else self.layout.item_bytes)
 
     @property
     def temporary_bytes(self) -> float:
         """Memory of a ring while it runs: the share that is used and the one that arrives, with gradients."""
         if not self.is_ring:
             return 0.0
-        scores = 0.0
-        if self.is_eager_ring:
-            scores = float(_PEAK_SCORE_BYTES * self.layout.microbatch * self.heads * self._rows**2)
-        return scores + 2 * self.sent_bytes(backward=True)
+        keys, gradients = 2 * self.sent_bytes(backward=False), 2 * self.gradient_bytes
+        if self.is_unfused_ring:
+            held = min(self.layout.microbatch * self.heads * self._rows**2, TILE_SCORES)
+            return float(_PEAK_SCORE_BYTES * held) + keys + gradients
+        if self.is_engine_ring:  # keys are repeated, their gradients too; added up, sent and received; those of queries
+            keys += 2 * self.layout.item_bytes * self._repeated_elements
+            gradients = 2 * gradients + 4 * self.tokens * self.heads * self.shape.key_size
+        return float(keys + gradients)
 
     @property
     def _rows(self) -> int:
         """Tokens of a sample on this rank."""
         return self.tokens // self.layout.microbatch
+
+    @property
+    def _repeated_elements(self) -> int:
+        """Elements of keys and values of this rank's tokens, repeated for all heads of queries."""
+        return self.tokens * self.heads * (self.shape.key_size + self.shape.value_size)
 
     @property
     def _flops(self) -> float:
@@ -190,26 +210,40 @@ class Attention:
             self.kernels.attention_s(samples, heads, rows, rows, key, value, backward=backward)
             for backward in (False, True)
         )
-        # The sum so far is read and written: the output's in 32 bits, gradients in their own type.
-        output = self.tokens * heads * value * (item + 8)
-        gradients = 3 * item * (self.tokens * heads * key + self.key_elements)
+        if self.is_engine_ring:
+            moved, launches = self._engine_bytes(), _FUSED_STEP_KERNELS
+        else:
+            # The sum so far is read and written: the output's in 32 bits, gradients in their own type.
+            output = self.tokens * heads * value * (item + 8)
+            gradients = 3 * item * (self.tokens * heads * key + self.key_elements)
+            moved, launches = ((size - 1) * output, (size - 1) * gradients), (1, 2)
+        steps = size if self.is_engine_ring else size - 1
         return Operator(
             name="ring attention",
-            forward_s=size * forward_s + (size - 1) * self.kernels.stream_s(output),
-            backward_s=size * backward_s + (size - 1) * self.kernels.stream_s(gradients, 2),
+            forward_s=size * forward_s + self.kernels.stream_s(moved[0], steps * launches[0]),
+            backward_s=size * backward_s + self.kernels.stream_s(moved[1], steps * launches[1]),
             flops=self._flops,
-            kernels=2 * size - 1,
-            backward_kernels=5 * size - 2,
+            kernels=size + steps * launches[0],
+            backward_kernels=3 * size + steps * launches[1],
             saved_bytes=self._saved_bytes,
         )
 
-    def _eager_ring(self) -> Operator:
-        """The engine's ring: scores of a share are computed whole, also those that a causal mask hides."""
+    def _engine_bytes(self) -> tuple[float, float]:
+        """Return the bytes that the engine's fused ring moves beside attention: repeated heads, sums of results."""
+        item, size, repeated = self.layout.item_bytes, self.layout.context, self._repeated_elements
+        output, queries = (self.tokens * self.heads * width for width in (self.shape.value_size, self.shape.key_size))
+        shares = 1 + (size - 1) / 2  # of queries or keys that a causal mask shows
+        forward = shares * 2 * item * repeated + (shares - 1) * (item + 24) * output + 2 * (item + 4) * output
+        backward = shares * (4 * item * repeated + (3 * item + 12) * queries) + size * 40 * self.key_elements
+        return forward, backward
+
+    def _unfused_ring(self) -> Operator:
+        """The engine's ring with scores: of its own share all, of others those that a causal mask shows."""
         shape, item, kernels = self.shape, self.layout.item_bytes, self.kernels
         rows, key, value = self._rows, shape.key_size, shape.value_size
         batch = self.layout.microbatch * self.heads
         of_scores = [(_SCORE_BYTES[index] + (_CAST_BYTES[index] if item == 2 else 0)) for index in (0, 1)]
-        queries, repeated = self.tokens * self.heads * key, self.tokens * self.heads * (key + value)
+        queries, repeated = self.tokens * self.heads * key, self._repeated_elements
         # Keys and values are repeated for all heads; output and gradients of queries, keys and values are sums.
         moved = [
             2 * item * repeated + (item + 24) * self.tokens * self.heads * value,
@@ -223,19 +257,21 @@ class Attention:
             + wide.matmul_s(rows, value, rows, batch=batch)
             + 2 * wide.matmul_s(rows, key, rows, batch=batch),
         ]
+        size = self.layout.context
+        shares = 1 + (size - 1) / 2
         forward_s, backward_s = (
-            products[index]
-            + kernels.stream_s(of_scores[index] * batch * rows * rows + moved[index], _SHARE_KERNELS[index])
+            shares * products[index]
+            + kernels.stream_s((shares * of_scores[index] + _TRIANGLE_BYTES) * batch * rows * rows)
+            + kernels.stream_s(size * moved[index], size * _STEP_KERNELS[index])
             for index in (0, 1)
         )
-        size = self.layout.context
         return Operator(
             name="ring attention",
-            forward_s=size * forward_s,
-            backward_s=size * backward_s,
+            forward_s=forward_s,
+            backward_s=backward_s,
             flops=self._flops,
-            kernels=size * _SHARE_KERNELS[0],
-            backward_kernels=size * _SHARE_KERNELS[1],
+            kernels=size * _STEP_KERNELS[0],
+            backward_kernels=size * _STEP_KERNELS[1],
             saved_bytes=self._saved_bytes,
         )
 

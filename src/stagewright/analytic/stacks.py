@@ -31,9 +31,9 @@ class Stack:
     """Whether a gated activation is two kernels (activation, product)."""
     fused_attention: bool
     """Whether attention is the vendor's newest kernel (cuDNN, FlashAttention-3) instead of FlashAttention-2."""
-    eager_ring: bool
-    """Whether a ring of context ranks computes attention without fused kernels, as the engine here, and waits for each
-    send; else sends overlap with fused attention (Megatron-LM's --cp-comm-type p2p)."""
+    engine_ring: bool
+    """Whether a ring of context ranks is the engine's: gradients of keys and values are sent in 32 bits, one step
+    behind, and attention in 32 bits or with dropout has no fused kernels; else Megatron-LM's (--cp-comm-type p2p)."""
     fused_accumulation: bool
     """Whether products of weight gradients add to the accumulated ones; else a kernel of its own does."""
     host_checkpoint_s: float
@@ -79,7 +79,7 @@ _MEGATRON = Stack(
     eager_norms=False,
     eager_activations=False,
     fused_attention=True,
-    eager_ring=False,
+    engine_ring=False,
     fused_accumulation=True,
     host_checkpoint_s=0.0,
     loss_bytes=(18, 10),
@@ -137,7 +137,7 @@ STACKS: dict[StackName, Stack] = {
         eager_norms=True,
         eager_activations=True,
         fused_attention=False,
-        eager_ring=True,
+        engine_ring=True,
         fused_accumulation=False,
         host_checkpoint_s=2.3e-3,
         loss_bytes=(24, 26),

@@ -20,6 +20,7 @@ rings and all-to-alls send them as they are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -31,6 +32,21 @@ import torch.distributed as dist
 from stagewright.engine.tensor.axis import Axis, pad_shard
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
+
+
+class Shift:
+    """Tensors that travel to the next worker of a ring while this one computes."""
+
+    def __init__(self, works: Sequence[Any], sent: list[torch.Tensor], received: list[torch.Tensor], name: str) -> None:
+        self._works, self._sent, self._received, self._name = works, sent, received, name
+
+    def wait(self) -> list[torch.Tensor]:
+        """Wait until everything is sent, and return what was received; the wait is recorded."""
+        start = recorder.now()
+        for work in self._works:
+            work.wait()
+        recorder.add("collective", start, num_bytes=sum(value.nbytes for value in self._sent), note=self._name)
+        return self._received
 
 
 class ContextAxis(Axis):
@@ -75,21 +91,23 @@ class ContextAxis(Axis):
         shards = [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
         return torch.cat(shards, dim).index_select(dim, self.order(length, value.device))
 
-    def shift(self, values: Sequence[torch.Tensor], size: int) -> list[torch.Tensor]:
-        """Send keys or values to the next worker of the ring; return those of the one before, which has ``size``."""
+    def num_front(self, length: int, worker: int | None = None) -> int:
+        """Return how many of a worker's positions, by default this one's, are of its chunk from the front."""
+        return chunk_sizes(length, self.num_workers)[self.index if worker is None else worker]
+
+    def shift(self, values: Sequence[torch.Tensor], size: int) -> Shift:
+        """Begin to send tensors to the next worker of the ring, and to receive those of the one before.
+
+        The received ones have ``size`` positions.
+        """
         sent = [value.contiguous() for value in values]
         received = [value.new_empty((*value.shape[:-2], size, value.shape[-1])) for value in sent]
         ahead = dist.get_global_rank(self.group, (self.index + 1) % self.num_workers)
         behind = dist.get_global_rank(self.group, (self.index - 1) % self.num_workers)
         operations = [dist.P2POp(dist.isend, value, ahead, self.group) for value in sent]
         operations += [dist.P2POp(dist.irecv, value, behind, self.group) for value in received]
-        num_bytes = sum(value.nbytes for value in sent)
-        self.payload_bytes += num_bytes
-        start = recorder.now()
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-        recorder.add("collective", start, num_bytes=num_bytes, note=self.name)
-        return received
+        self.payload_bytes += sum(value.nbytes for value in sent)
+        return Shift(dist.batch_isend_irecv(operations), sent, received, self.name)
 
     def all_to_all(self, parts: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
         """Send each worker its part and return theirs, of these shapes."""
@@ -117,12 +135,21 @@ def zigzag(length: int, num_workers: int) -> tuple[tuple[int, ...], ...]:
             f"context={num_workers} can't divide a sequence of {length} tokens, fewer than workers: use longer "
             f"sequences, or context={length} or less"
         )
+    positions = iter(range(length))
+    chunks = [tuple(itertools.islice(positions, size)) for size in chunk_sizes(length, num_workers)]
+    return tuple(chunks[worker] + chunks[2 * num_workers - 1 - worker] for worker in range(num_workers))
+
+
+def chunk_sizes(length: int, num_workers: int) -> list[int]:
+    """Return the lengths of the chunks of a sequence, two for each worker.
+
+    >>> chunk_sizes(9, 2)
+    [3, 2, 2, 2]
+    """
     size, rest = divmod(length, 2 * num_workers)
     # The first chunks get what is left over, then the last: no worker attends to a whole sequence more than another.
     longer = [*range(num_workers), *range(2 * num_workers - 1, num_workers - 1, -1)][:rest]
-    positions = iter(range(length))
-    chunks = [tuple(next(positions) for _ in range(size + (index in longer))) for index in range(2 * num_workers)]
-    return tuple(chunks[worker] + chunks[2 * num_workers - 1 - worker] for worker in range(num_workers))
+    return [size + (index in longer) for index in range(2 * num_workers)]
 
 
 def laid_out_like(like: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

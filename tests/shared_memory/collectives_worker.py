@@ -106,6 +106,9 @@ def main(rank: int, size: int, meeting: str) -> None:
             assert work.is_completed()
             check("message", buffer, value * (before + 1))
     dist.barrier()
+    part = dist.new_group(list(range(size)))
+    dist.all_reduce(torch.ones(1), group=part)
+    dist.destroy_process_group(part)
     sys.stdout.write(f"equal {len(dist.distributed_c10d._get_default_group().exchange._slots)}\n")
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,7 @@ import torch
 from stagewright.shared_memory.slots import ReadSlot, SharedMemory, WrittenSlot, view_bytes
 
 _MESSAGE_BYTES = 1 << 16
+_LONGEST_WAIT_S = 30.0
 _CLOSED = "connection closed by peer: worker"
 
 
@@ -91,13 +93,30 @@ class SharedMemoryExchange:
             self._memory.wait(slot.written)
             yield view_bytes(slot.buffer, like)
             self._memory.record(slot.read)
-            self._send(connection, answer, writer)
+            with contextlib.suppress(RuntimeError):  # a writer that has ended needs no answer
+                self._send(connection, answer, writer)
 
     def is_written(self, writer: int) -> bool:
         """Whether `reading` would not wait on the host."""
         with self._lock:
-            readable, _, _ = select.select([self._socket_from(writer)], [], [], 0)
-            return bool(readable)
+            return _is_readable(self._socket_from(writer))
+
+    def finish(self) -> None:
+        """Wait until others have read what was written for them, or have ended; then close.
+
+        A process that ends takes what it has written along.
+        """
+        end_s = time.monotonic() + min(self._timeout_s, _LONGEST_WAIT_S)
+        with self._lock:
+            for reader, connection in self._to.items():
+                try:
+                    while any(reader in slot.unread for slot in self._slots):
+                        if not _is_readable(connection, end_s - time.monotonic()):
+                            break
+                        self._take_answer(connection, reader)
+                except RuntimeError:
+                    continue  # it has ended
+        self.close()
 
     def close(self) -> None:
         """Close every socket; peers that still read get an error."""
@@ -110,12 +129,8 @@ class SharedMemoryExchange:
     def _free_slot(self, num_bytes: int) -> WrittenSlot:
         """Return the smallest free slot that is large enough, or a new one."""
         for reader, connection in self._to.items():
-            while select.select([connection], [], [], 0)[0]:
-                answer = self._receive(connection, reader)
-                slot = self._slots[answer["slot"]]
-                if "event" in answer:
-                    slot.read[reader] = self._memory.open_event(answer["event"])
-                slot.unread.discard(reader)
+            while _is_readable(connection):
+                self._take_answer(connection, reader)
         free = [slot for slot in self._slots if not slot.unread and slot.buffer.nbytes >= num_bytes]
         if free:
             slot = min(free, key=lambda slot: slot.buffer.nbytes)
@@ -127,6 +142,14 @@ class SharedMemoryExchange:
         slot = WrittenSlot(len(self._slots), buffer, event, {"buffer": self._memory.export(buffer), "event": described})
         self._slots.append(slot)
         return slot
+
+    def _take_answer(self, connection: socket.socket, reader: int) -> None:
+        """Receive that a reader has read a slot."""
+        answer = self._receive(connection, reader)
+        slot = self._slots[answer["slot"]]
+        if "event" in answer:
+            slot.read[reader] = self._memory.open_event(answer["event"])
+        slot.unread.discard(reader)
 
     def _socket_to(self, reader: int) -> socket.socket:
         """Return the socket to a reader; connect at its first use."""
@@ -174,7 +197,14 @@ def _address(name: str) -> str:
     return f"\0{name}"
 
 
+def _is_readable(connection: socket.socket, wait_s: float = 0.0) -> bool:
+    """Whether a message has come, or the other end has closed."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(max(0.0, wait_s) * 1e3))
+
+
 def _user_of(connection: socket.socket) -> int:
     """Return the user of the process at the other end."""
-    form = struct.Struct("3i")  # process, user, group
+    form = struct.Struct("iII")  # process, user, group
     return int(form.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))[1])

@@ -111,17 +111,19 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         self._gloo = _c10d.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
         self._others = [other for other in range(size) if other != rank]
         self.posted: dict[int, list[_Receive]] = {other: [] for other in range(size)}
+        self._name = ""
 
     def getBackendName(self) -> str:
         return self._backend
 
     @property
     def group_name(self) -> str:
-        """The name of this group in torch."""
-        return dist.distributed_c10d._world.pg_names[self]
+        """The name of this group in torch, also while torch destroys it."""
+        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
+        return self._name
 
     def shutdown(self) -> None:
-        self.exchange.close()
+        self.exchange.finish()
 
     def abort(self) -> None:
         self.exchange.close()

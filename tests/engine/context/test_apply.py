@@ -131,7 +131,7 @@ def test_zigzag_gives_every_worker_as_many_keys_under_a_causal_mask() -> None:
         assert len({sum(position + 1 for position in positions) for positions in held}) == 1
 
 
-@given(st.integers(1, 9).flatmap(lambda workers: st.tuples(st.just(workers), st.integers(workers, 100))))
+@given(st.integers(1, 9).flatmap(lambda workers: st.tuples(st.just(workers), st.integers(2 * workers, 100))))
 def test_zigzag_of_any_length(sizes: tuple[int, int]) -> None:
     """Workers have equally many tokens but for one, and under a causal mask keys but for those of one query."""
     num_workers, length = sizes
@@ -141,9 +141,12 @@ def test_zigzag_of_any_length(sizes: tuple[int, int]) -> None:
         assert max(values) - min(values) <= 1
 
 
-def test_fewer_tokens_than_workers_are_refused() -> None:
-    with pytest.raises(UsageError, match="context=4 can't divide a sequence of 3 tokens, fewer than workers"):
-        zigzag(3, 4)
+def test_fewer_than_two_tokens_for_each_worker_are_refused() -> None:
+    """Models of transformers drop the causal mask of a single token."""
+    with pytest.raises(UsageError, match=r"of 7 tokens, fewer than two for each worker: .*, or context=3 or less"):
+        zigzag(7, 4)
+    with pytest.raises(UsageError, match=r"context=2 can't divide a sequence of 3 tokens.*: use longer sequences$"):
+        zigzag(3, 2)
 
 
 @pytest.mark.parametrize(

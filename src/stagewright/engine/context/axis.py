@@ -130,10 +130,11 @@ def zigzag(length: int, num_workers: int) -> tuple[tuple[int, ...], ...]:
     >>> zigzag(9, 2)
     ((0, 1, 2, 7, 8), (3, 4, 5, 6))
     """
-    if length < num_workers:
+    if length < 2 * num_workers:  # models take a single token for a step of generation, which needs no causal mask
+        way_out = f", or context={length // 2} or less" if length >= 4 else ""
         raise UsageError(
-            f"context={num_workers} can't divide a sequence of {length} tokens, fewer than workers: use longer "
-            f"sequences, or context={length} or less"
+            f"context={num_workers} can't divide a sequence of {length} tokens, fewer than two for each worker: use "
+            f"longer sequences{way_out}"
         )
     positions = iter(range(length))
     chunks = [tuple(itertools.islice(positions, size)) for size in chunk_sizes(length, num_workers)]

@@ -82,6 +82,8 @@ def ring_attention(
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if query.stride(-1) != 1:  # fused kernels of CPUs would read other memory
+        query = query.contiguous()
     return _Ring.apply(query, key, value, mask, attention)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -101,10 +103,21 @@ class _Step:
     key: torch.Tensor
     value: torch.Tensor
     mask: torch.Tensor | None
+    shift: torch.Tensor | None
+    """The largest value of a float mask for each of this worker's queries, over all keys.
+
+    Logarithms of sums around -1e9, with which models hide keys, would have no digits left.
+    """
 
     @classmethod
     def of(
-        cls, attention: Attention, step: int, query: torch.Tensor, block: list[torch.Tensor], mask: torch.Tensor | None
+        cls,
+        attention: Attention,
+        step: int,
+        query: torch.Tensor,
+        block: list[torch.Tensor],
+        mask: torch.Tensor | None,
+        shift: torch.Tensor | None,
     ) -> _Step:
         """Return the step with these keys and values."""
         source, groups = attention.source(step), query.shape[1] // block[0].shape[1]
@@ -112,7 +125,7 @@ class _Step:
         key, value = (part[..., columns, :].repeat_interleave(groups, 1) for part in block)
         return cls(
             attention=attention, source=source, rows=rows, columns=columns, is_triangle=is_triangle,
-            query=query[..., rows, :], key=key, value=value, mask=mask,
+            query=query[..., rows, :], key=key, value=value, mask=mask, shift=shift,
         )  # fmt: skip
 
     @property
@@ -206,7 +219,11 @@ class _Step:
         if self.mask is not None:
             mask = self.mask.index_select(-2, rows) if self.mask.shape[-2] > 1 else self.mask
             mask = mask.index_select(-1, columns) if mask.shape[-1] > 1 else mask
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+            if mask.dtype == torch.bool:
+                return scores.masked_fill(~mask, -math.inf)
+            scores = scores + mask
+            if self.shift is not None:
+                scores = scores - (self.shift[..., self.rows, :] if self.shift.shape[-2] > 1 else self.shift)
         return scores
 
     def _dropped(self, weights: torch.Tensor) -> torch.Tensor:
@@ -227,10 +244,10 @@ class _Ring(torch.autograd.Function):
         mask: torch.Tensor | None,
         attention: Attention,
     ) -> torch.Tensor:
-        block, whole = [key, value], None
+        block, whole, shift = [key, value], None, _largest_of_rows(mask, attention)
         for index in range(attention.axis.num_workers):
             following = attention.shift(block, index) if index + 1 < attention.axis.num_workers else None
-            step = _Step.of(attention, index, query, block, mask)
+            step = _Step.of(attention, index, query, block, mask, shift)
             if whole is None:  # its own keys, which all its queries see
                 whole = _widened(step.attend())
             elif not step.is_empty:
@@ -239,20 +256,20 @@ class _Ring(torch.autograd.Function):
         assert whole is not None
         output, log_sum = whole.output.to(query.dtype), whole.log_sum
         ctx.attention, ctx.random = attention, whole.random
-        ctx.save_for_backward(query, key, value, mask, output, log_sum)
+        ctx.save_for_backward(query, key, value, mask, shift, output, log_sum)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         attention: Attention = ctx.attention
-        query, key, value, mask, output, log_sum = ctx.saved_tensors
+        query, key, value, mask, shift, output, log_sum = ctx.saved_tensors
         whole = Part(output=output, log_sum=log_sum, random=ctx.random)
         query_gradient = torch.zeros_like(query, dtype=log_sum.dtype)
         bias_gradient = _BiasGradient(mask) if ctx.needs_input_grad[3] else None
         block, gradients = [key, value], None
         for index in range(attention.axis.num_workers):
             following = attention.shift(block, index) if index + 1 < attention.axis.num_workers else None
-            step = _Step.of(attention, index, query, block, mask)
+            step = _Step.of(attention, index, query, block, mask, shift)
             sums = [torch.zeros_like(part, dtype=log_sum.dtype) for part in block]
             if not step.is_empty:
                 of_queries, *others = step.gradients(gradient, whole, bias_gradient)
@@ -273,6 +290,16 @@ class _Ring(torch.autograd.Function):
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which sums are kept."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def _largest_of_rows(mask: torch.Tensor | None, attention: Attention) -> torch.Tensor | None:
+    """Return the largest value of a float mask for each of this worker's queries; 0 where it hides all keys."""
+    if mask is None or mask.dtype == torch.bool:
+        return None
+    maximum = mask.detach().amax(-1, keepdim=True)
+    if maximum.shape[-2] > 1:
+        maximum = maximum.index_select(-2, attention.rows(mask.device))
+    return maximum.masked_fill(maximum == -math.inf, 0.0)
 
 
 def _narrow(part: Part, rows: slice) -> Part:

@@ -26,6 +26,7 @@ def errors(
     dtype: str = "float64",
     tile: int = 0,
     autocast: bool = False,
+    layout: str = "",
 ) -> dict[str, Any]:
     """Return the largest relative errors of this worker's output and gradients, and which kernels ran."""
     data_type, axis = getattr(torch, dtype), ContextAxis(dist.group.WORLD)
@@ -40,10 +41,12 @@ def errors(
         )
     )
     bias = _mask(mask, lengths)
-    wanted = [tensor.to(data_type).double().clone().requires_grad_() for tensor in (query, key, value)]
+    # A large number absorbs scores, as far as the type goes.
+    exact = data_type if "1e9" in mask else torch.float64
+    wanted = [tensor.to(data_type).to(exact).clone().requires_grad_() for tensor in (query, key, value)]
     wanted += [bias.clone().requires_grad_()] if mask == "bias" else []
     expected = _attend(*wanted[:3], wanted[3] if mask == "bias" else bias, is_causal)
-    expected.backward(gradient.to(data_type).double())
+    expected.backward(gradient.to(data_type).to(exact))
 
     rows = axis.positions(lengths[0])
     places = [rows, axis.positions(lengths[1]), axis.positions(lengths[1])]
@@ -51,6 +54,8 @@ def errors(
         tensor.to(torch.float32 if autocast else data_type).index_select(2, place).requires_grad_()
         for tensor, place in zip((query, key, value), places, strict=True)
     ]
+    if layout == "transposed":
+        own[0] = own[0].detach().mT.contiguous().mT.requires_grad_()
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(data_type).requires_grad_(mask == "bias")
     attention = ring.Attention(
@@ -86,7 +91,7 @@ def _attend(
     if is_causal:
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.to(scores)
     is_empty = (scores == -math.inf).all(-1, keepdim=True)
     return functional.softmax(scores.masked_fill(is_empty, 0.0), -1).masked_fill(is_empty, 0.0) @ value
 
@@ -96,6 +101,8 @@ def _mask(kind: str, lengths: tuple[int, int]) -> torch.Tensor | None:
         return torch.arange(lengths[1]) < torch.tensor([[[[lengths[1] - 2]]], [[[2]]]])
     if kind == "no keys":  # the first queries may attend to nothing
         return torch.ones(*lengths, dtype=torch.bool).tril(-2)
+    if kind == "hidden by -1e9":  # so are all keys of the first queries
+        return torch.ones(*lengths, dtype=torch.float64).tril(-2).sub(1).mul(1e9)
     if kind in ("bias", "column"):
         shape = (1, HEADS, *lengths) if kind == "bias" else (1, 1, 1, lengths[1])
         return torch.randn(shape, dtype=torch.float64)

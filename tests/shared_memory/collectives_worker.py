@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -16,6 +17,7 @@ def lose_a_worker(rank: int) -> None:
     """Worker 1 ends without a word in the middle of an exchange."""
     tensor = torch.ones(4)
     dist.all_reduce(tensor)
+    dist.barrier()  # what it has written is read
     if rank == 1:
         os._exit(0)
     try:
@@ -91,6 +93,16 @@ def main(rank: int, size: int, meeting: str) -> None:
     starts = [sum(s + t + 1 for t in range(rank)) for s in range(size)]
     expected = [torch.arange(a, a + n) + 1000.0 * s for s, (a, n) in enumerate(zip(starts, sizes_out, strict=True))]
     check("uneven all-to-all", found, torch.cat(expected))
+
+    # A worker that has only to give does not run ahead.
+    exchange, values = dist.distributed_c10d._get_default_group().exchange, torch.empty(1 << 18)
+    before = len(exchange._slots)
+    for repeat in range(50):
+        dist.broadcast(values.fill_(repeat) if rank == 0 else values, 0)
+        if rank > 0:
+            time.sleep(0.002)
+            check("broadcast", values, torch.full_like(values, repeat))
+    assert len(exchange._slots) <= before + 3, len(exchange._slots)
 
     # A ring of messages of many sizes, several in flight, received in order whatever is waited for first.
     after, before = (rank + 1) % size, (rank - 1) % size

@@ -56,9 +56,17 @@ class SharedMemoryExchange:
             self.close()
             raise
 
-    def write(self, tensor: torch.Tensor, readers: Sequence[int]) -> None:
-        """Copy a tensor to a slot for these readers, in stream order; returns without waiting."""
+    def write(self, tensor: torch.Tensor, readers: Sequence[int], most_unread: int | None = None) -> None:
+        """Copy a tensor to a slot for these readers, in stream order.
+
+        Returns without waiting, but for a reader that has not read more than ``most_unread`` others: a writer that is
+        ahead would hold ever more slots.
+        """
         with self._lock, torch.no_grad():
+            if most_unread is not None:
+                for reader in readers:
+                    while sum(reader in slot.unread for slot in self._slots) > most_unread:
+                        self._take_answer(self._to[reader], reader)
             slot = self._free_slot(tensor.nbytes)
             if tensor.numel():
                 view_bytes(slot.buffer, tensor).copy_(tensor)

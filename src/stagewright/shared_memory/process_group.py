@@ -37,6 +37,7 @@ HOST_BACKEND = "stagewright_host"
 _c10d: Any = torch._C._distributed_c10d
 _ProcessGroup: Any = dist.ProcessGroup
 _LARGE_BYTES = 1 << 20
+_MOST_UNREAD = 1  # tensors that another worker may not have read when a collective writes one more
 _MOST_BYTES_ON_HOST = 32 << 20  # larger tensors are not held a second time
 _COMBINE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     dist.ReduceOp.SUM: torch.Tensor.add_,
@@ -153,7 +154,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         if self._uses_gloo(tensors[0]):
             return self._gloo.broadcast(tensors, opts)
         if self._rank == opts.rootRank:
-            self.exchange.write(tensors[0], self._others)
+            self.exchange.write(tensors[0], self._others, _MOST_UNREAD)
         else:
             self.read_into(tensors[0], opts.rootRank)
         return _finished(tensors)
@@ -215,7 +216,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         if self._uses_gloo(inputs[0]):
             return self._gloo.gather(outputs, inputs, opts)
         if self._rank != opts.rootRank:
-            self.exchange.write(inputs[0], [opts.rootRank])
+            self.exchange.write(inputs[0], [opts.rootRank], _MOST_UNREAD)
             return _finished([])
         for source, output in enumerate(outputs[0]):
             if source == self._rank:
@@ -229,7 +230,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
             return self._gloo.scatter(outputs, inputs, opts)
         if self._rank == opts.rootRank:
             for target in self._others:
-                self.exchange.write(inputs[0][target], [target])
+                self.exchange.write(inputs[0][target], [target], _MOST_UNREAD)
             outputs[0].copy_(inputs[0][self._rank])
         else:
             self.read_into(outputs[0], opts.rootRank)
@@ -239,7 +240,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         if self._uses_gloo(tensors[0]):
             return self._gloo.reduce(tensors, opts)
         if self._rank != opts.rootRank:
-            self.exchange.write(tensors[0], [opts.rootRank])
+            self.exchange.write(tensors[0], [opts.rootRank], _MOST_UNREAD)
         else:
             self._sum_into(tensors[0], tensors[0], opts.reduceOp)
         return _finished(tensors)
@@ -286,11 +287,11 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
             self._reduce_scatter(own, parts, op)
             self._all_gather(parts, own)
             return
-        self.exchange.write(tensor, self._others)
+        self.exchange.write(tensor, self._others, _MOST_UNREAD)
         self._sum_into(tensor, tensor, op)
 
     def _all_gather(self, outputs: Sequence[torch.Tensor], value: torch.Tensor) -> None:
-        self.exchange.write(value, self._others)
+        self.exchange.write(value, self._others, _MOST_UNREAD)
         for source, output in enumerate(outputs):
             if source == self._rank:
                 output.copy_(value.view_as(output))
@@ -299,7 +300,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
         for target in self._others:
-            self.exchange.write(parts[target], [target])
+            self.exchange.write(parts[target], [target], _MOST_UNREAD)
         self._sum_into(output, parts[self._rank], op)
 
     @torch.no_grad()
@@ -324,7 +325,7 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _all_to_all(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         for target in self._others:
-            self.exchange.write(inputs[target], [target])
+            self.exchange.write(inputs[target], [target], _MOST_UNREAD)
         for source, output in enumerate(outputs):
             if source == self._rank:
                 output.copy_(inputs[source])

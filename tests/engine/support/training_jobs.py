@@ -146,7 +146,10 @@ def make_trainer(
 
 
 class Allocations(TorchDispatchMode):
-    """The most that was held at once of tensors that are made meanwhile; copies to the host are not a device's."""
+    """The most that was held at once of tensors that are made meanwhile.
+
+    Copies to the host are not a device's, and workers that share memory keep a few buffers.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +160,7 @@ class Allocations(TorchDispatchMode):
         kwargs = kwargs or {}
         given = {key for key, _ in self._storages((args, kwargs))}
         found = function(*args, **kwargs)
-        if function is not torch.ops.aten._to_copy.default:
+        if function not in (torch.ops.aten._to_copy.default, torch.ops.aten.from_file.default):
             made = {key: storage for key, storage in self._storages(found) if key not in given}
             self._alive = {key: one for key, one in self._alive.items() if not one[0].expired()}
             self._alive |= {key: (StorageWeakRef(one), one.nbytes()) for key, one in made.items()}

@@ -164,6 +164,7 @@ class Supervisor(LocalElasticAgent):
             # A worker failed after the check above, and the agent has sent SIGTERM to the others.
             self.faults = [self._fault_of(worker) for worker in self._failed()]
             self.faults = [fault for fault in self.faults if fault.message != signal.SIGTERM.name] or self.faults
+            self.verdict = self._lost_folder(at_once=True)
             self.end_all()
         return result
 

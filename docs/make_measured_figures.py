@@ -55,6 +55,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         pipeline.pipeline_sixteen,
         pipeline.gloo_threads,
         pipeline.all_reduces,
+        pipeline.ring_attention,
         pipeline.pipeline_parts,
         fabric.fabric_loss,
         fabric.fabric_numbers,

@@ -200,6 +200,20 @@ def all_reduces() -> str:
     return source("all_reduces") + "\n" + table(titles, rows, right=True)
 
 
+def ring_attention() -> str:
+    """Compare attention of two context parallel workers with that of one core."""
+    rows = []
+    for row in load_record("ring_attention")["rows"]:
+        alone = row["one core"]
+        cells = [f"{ms(alone['seconds'], 0)}, {size(alone['bytes'])}"]
+        for kind in ("ring", "all-to-all"):
+            found = row[kind]
+            cells.append(f"{alone['seconds'] / found['seconds']:.2f} ×, {size(found['bytes'])}")
+        rows.append((f"{row['length']:,}", *cells))
+    titles = ("tokens", "one core", "ring of two", "all-to-all of two")
+    return source("ring_attention") + "\n" + table(titles, rows, right=True)
+
+
 def pipeline_parts() -> str:
     """Break down the steps of the pipelines above."""
     titles = {"pipeline_deit_small": "DeiT-S", "pipeline_bert_minilm": "MiniLM"}

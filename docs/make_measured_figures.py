@@ -45,6 +45,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
         axes.memory_of_parts,
         axes.memory_of_parts_resumed,
         capture.capture_libraries,
+        capture.detectors,
         codecs.codec_cpu,
         codecs.codec_cuda,
         codecs.codec_links,

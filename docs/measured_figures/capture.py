@@ -47,6 +47,27 @@ def capture_libraries() -> str:
     return "\n".join(parts)
 
 
+def detectors() -> str:
+    record = load_record("detectors")
+    rows: list[Row] = [row for row in record["models"] if len(row["plans"]) == len(record["models"][0]["plans"])]
+    results = [result for row in rows for result in row["plans"].values()]
+    num_equal = sum(result["verdict"] == "equal" for result in results)
+    text = (
+        f"torchvision {record['torchvision']}: {num_equal} of {len(results)} plans pass the parity check; "
+        "detectors that the table lacks were not run. "
+        "Cells are the largest relative error."
+    )
+    lines = [(row["name"], *map(_error, row["plans"].values())) for row in rows]
+    head = ("detector", *rows[0]["plans"])
+    return source("detectors") + "\n" + paragraph(text) + "\n" + table(head, lines, right=True)
+
+
+def _error(result: Row) -> str:
+    if result["verdict"] != "equal":
+        return f"✗ {result['verdict']}"
+    return "0" if result["difference"] == 0 else f"{result['difference']:.0e}"
+
+
 def _missing_text(record: Row, rows: list[Row]) -> str:
     num_missing = sum(record["listed"].values()) - len(rows)
     return f"{num_missing} other models of the benchmark have not been run. " if num_missing else ""

@@ -9,13 +9,12 @@ between the two groups; sums must be equal to the last bit.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import statistics
 import time
 from typing import Any
 
 from record import write_record
+from two_workers import run_two
 
 SIZES_BYTES = (64 << 10, 768 << 10, 3 << 20, 12 << 20)
 
@@ -25,14 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100, help="rounds of each size")
     parser.add_argument("--output", default=None, help="JSON file")
     options = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    ports, results = context.Queue(), context.Queue()
-    workers = [context.Process(target=work, args=(rank, ports, results, options.rounds)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    rows = results.get(timeout=600)
-    for worker in workers:
-        worker.join()
+    rows, _ = run_two(work, options.rounds)
     for row in rows:
         gloo, memory = (statistics.median(row[name]) for name in ("gloo_s", "memory_s"))
         cpu = statistics.fmean(row["gloo_cpu_s"]) / statistics.fmean(row["memory_cpu_s"])
@@ -44,22 +36,14 @@ def main() -> None:
         write_record(options.output, {"rows": rows})
 
 
-def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
-    """Run one worker."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ["OMP_NUM_THREADS"] = "1"
+def work(rank: int, rounds: int) -> list[dict[str, Any]]:
+    """Run one worker, and return its times."""
     import torch
     import torch.distributed as dist
 
     from stagewright.machine.gloo_threads import sched_batch_threads
     from stagewright.shared_memory.process_group import HOST_BACKEND, register
 
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else ports.get(), 2, is_master=rank == 0, wait_for_workers=False)
-    if rank == 0:
-        ports.put(store.port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     with sched_batch_threads():  # as the engine creates it
         groups = {"gloo": dist.new_group([0, 1])}
     groups["memory"] = dist.new_group([0, 1], backend=register(HOST_BACKEND))
@@ -80,10 +64,7 @@ def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
                 row[f"{name}_cpu_s"].append(time.process_time() - cpu)
             assert torch.equal(sums["gloo"], sums["memory"])
         rows.append(row)
-    if rank == 0:
-        results.put(rows)
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 if __name__ == "__main__":

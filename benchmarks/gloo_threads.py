@@ -10,14 +10,13 @@ between two process groups; one is created normally, the other inside `sched_bat
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 from record import write_record
+from two_workers import run_two
 
 SIZES_BYTES = (8, 16 << 10, 256 << 10, 1 << 20, 8 << 20)
 MESSAGE_BYTES = 768 << 10
@@ -28,14 +27,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=150, help="rounds of each size")
     parser.add_argument("--output", default=None, help="JSON file")
     options = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    ports, results = context.Queue(), context.Queue()
-    workers = [context.Process(target=work, args=(rank, ports, results, options.rounds)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    rows = results.get(timeout=600)
-    for worker in workers:
-        worker.join()
+    rows, _ = run_two(work, options.rounds)
     for row in rows:
         default, batch = (statistics.median(row[name]) for name in ("plain_s", "patient_s"))
         text = f"{default * 1e3:.2f} ms, {batch * 1e3:.2f} ms with SCHED_BATCH threads"
@@ -44,21 +36,13 @@ def main() -> None:
         write_record(options.output, {"rows": rows})
 
 
-def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
-    """Run one worker."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ["OMP_NUM_THREADS"] = "1"
+def work(rank: int, rounds: int) -> list[dict[str, Any]]:
+    """Run one worker, and return its times."""
     import torch
     import torch.distributed as dist
 
     from stagewright.machine.gloo_threads import sched_batch_threads
 
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else ports.get(), 2, is_master=rank == 0, wait_for_workers=False)
-    if rank == 0:
-        ports.put(store.port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     groups = {"plain": dist.new_group([0, 1])}
     with sched_batch_threads():
         groups["patient"] = dist.new_group([0, 1])
@@ -92,10 +76,7 @@ def work(rank: int, ports: Any, results: Any, rounds: int) -> None:
         for name, group in groups.items():
             row[f"{name}_s"].append(timed(lambda group=group: round_trip(group, message)) / 2)
     rows.append(row)
-    if rank == 0:
-        results.put(rows)
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 if __name__ == "__main__":

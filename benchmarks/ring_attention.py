@@ -10,14 +10,13 @@ resident set.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import resource
 import time
 from collections.abc import Callable
 from typing import Any
 
 from record import write_record
+from two_workers import run_two
 
 HEADS, SIZE = 8, 64
 
@@ -48,22 +47,12 @@ def main() -> None:
 
 def measure(kind: str, length: int, rounds: int) -> dict[str, float]:
     """Run two workers, and return the longer time and the larger memory."""
-    context = multiprocessing.get_context("spawn")
-    ports, results = context.Queue(), context.Queue()
-    workers = [context.Process(target=work, args=(rank, ports, results, kind, length, rounds)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    found = [results.get(timeout=600) for _ in workers]
-    for worker in workers:
-        worker.join()
+    found = run_two(work, kind, length, rounds)
     return {name: max(each[name] for each in found) for name in ("seconds", "bytes")}
 
 
-def work(rank: int, ports: Any, results: Any, kind: str, length: int, rounds: int) -> None:
-    """Run one worker."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ["OMP_NUM_THREADS"] = "1"
+def work(rank: int, kind: str, length: int, rounds: int) -> dict[str, float]:
+    """Run one worker, and return its fastest time and its growth."""
     import torch
     import torch.distributed as dist
     from torch.nn import functional
@@ -72,11 +61,6 @@ def work(rank: int, ports: Any, results: Any, kind: str, length: int, rounds: in
     from stagewright.engine.context.heads import to_heads, to_positions
     from stagewright.engine.context.ring import Attention, ring_attention
 
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else ports.get(), 2, is_master=rank == 0, wait_for_workers=False)
-    if rank == 0:
-        ports.put(store.port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     axis = ContextAxis(dist.group.WORLD)
     own = length if kind == "one core" else length // 2
     query, key, value = (torch.randn(1, HEADS, own, SIZE, requires_grad=True) for _ in range(3))
@@ -103,9 +87,7 @@ def work(rank: int, ports: Any, results: Any, kind: str, length: int, rounds: in
         attend[kind]().sum().backward()
         seconds.append(time.perf_counter() - start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    results.put({"seconds": min(seconds), "bytes": (peak - before) * 1024})
-    dist.barrier()
-    dist.destroy_process_group()
+    return {"seconds": min(seconds), "bytes": (peak - before) * 1024}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Part:
     log_sum: torch.Tensor
     """For each query, with a last dimension of 1."""
     random: tuple[Any, ...]
-    """What backward's kernel wants to be given besides, the same for all parts: they draw no random numbers."""
+    """What else backward's kernel takes, the same for all parts, since they draw no random numbers."""
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool, scale: float) -> Part:

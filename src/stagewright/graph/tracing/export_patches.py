@@ -102,8 +102,9 @@ def run_collecting_hooks(module: nn.Module, args: tuple[Any, ...], output: Any) 
 
 
 def _traced_detection(detect: Any) -> Any:
-    """Make the answer to "is this mask causal?" a number of the trace: layers are given it, and no code between them
-    branches on it.
+    """Make the answer to "is this mask causal?" a number of the trace.
+
+    The code between layers passes it on to them and does not branch on it.
     """
 
     def wrapped(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> Any:

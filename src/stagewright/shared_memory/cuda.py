@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ class CudaMemory:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         rounded = -(-num_bytes // _ROUND_BYTES) * _ROUND_BYTES
@@ -43,6 +46,19 @@ class CudaMemory:
 
     def wait(self, event: Any) -> None:
         torch.cuda.current_stream(self.device).wait_event(event)
+
+    @contextmanager
+    def beside_compute(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Run on a stream of its own, after what the current one has now.
+
+        In the stream of backward, every bucket of gradients would be a barrier: all would wait for the latest worker.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            yield
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
 
     def close(self) -> None:
         pass  # the driver closes handles with their buffers

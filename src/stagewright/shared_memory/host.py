@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,9 @@ class HostMemory:
 
     def wait(self, event: Any) -> None:
         pass
+
+    def beside_compute(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def close(self) -> None:
         while self._descriptors:

@@ -7,8 +7,8 @@
     send, receive    written at once, read when the receiver waits
 
 Values are read (``exchange``) in the order of ranks, so that sums are equal on all workers to the last bit. Tensors of
-another kind of device, and very large ones of the host, go through Gloo. All calls return as soon as the work is in the
-current stream; on a CPU it is done.
+another kind of device, and very large ones of the host, go through Gloo. All calls return as soon as the work is in a
+stream of the GPU (collectives in one of their own, which ``wait`` lets the current one wait for); on a CPU it is done.
 """
 
 from __future__ import annotations
@@ -163,41 +163,47 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
         opts = opts or _c10d.AllreduceOptions()
         if self._uses_gloo(tensors[0]):
             return self._gloo.allreduce(tensors, opts)
-        for tensor in tensors:
-            self._all_reduce(tensor, opts.reduceOp)
-        return _finished(tensors)
+        with self._memory.beside_compute(tensors):
+            for tensor in tensors:
+                self._all_reduce(tensor, opts.reduceOp)
+            return _finished(tensors)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if self._uses_gloo(inputs[0]):
             return self._gloo.allgather(outputs, inputs, opts or _c10d.AllgatherOptions())
-        self._all_gather(outputs[0], inputs[0])
-        return _finished(outputs[0])
+        with self._memory.beside_compute([*outputs[0], *inputs]):
+            self._all_gather(outputs[0], inputs[0])
+            return _finished(outputs[0])
 
     def all_gather_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
         if self._uses_gloo(value):
             return self._gloo.allgather([list(output.view(self._size, *value.shape).unbind())], [value])
-        self._all_gather(_parts(output, [value.numel()] * self._size), value)
-        return _finished([output])
+        with self._memory.beside_compute([output, value]):
+            self._all_gather(_parts(output, [value.numel()] * self._size), value)
+            return _finished([output])
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Any:
         if self._uses_gloo(outputs[0]):
             return self._gloo.reduce_scatter(outputs, inputs, opts or _c10d.ReduceScatterOptions())
-        self._reduce_scatter(outputs[0], inputs[0], opts.reduceOp if opts else dist.ReduceOp.SUM)
-        return _finished(outputs)
+        with self._memory.beside_compute([*outputs, *inputs[0]]):
+            self._reduce_scatter(outputs[0], inputs[0], opts.reduceOp if opts else dist.ReduceOp.SUM)
+            return _finished(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, value: torch.Tensor, opts: Any = None) -> Any:
         if self._uses_gloo(value):
             parts = list(value.view(self._size, *output.shape).unbind())
             return self._gloo.reduce_scatter([output], [parts], opts or _c10d.ReduceScatterOptions())
         parts = _parts(value, [output.numel()] * self._size)
-        self._reduce_scatter(output, parts, opts.reduceOp if opts else dist.ReduceOp.SUM)
-        return _finished([output])
+        with self._memory.beside_compute([output, value]):
+            self._reduce_scatter(output, parts, opts.reduceOp if opts else dist.ReduceOp.SUM)
+            return _finished([output])
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Any:
         if self._is_elsewhere(inputs[0]):
             return self._gloo.alltoall(outputs, inputs, opts or _c10d.AllToAllOptions())
-        self._all_to_all(outputs, inputs)
-        return _finished(outputs)
+        with self._memory.beside_compute([*outputs, *inputs]):
+            self._all_to_all(outputs, inputs)
+            return _finished(outputs)
 
     def alltoall_base(
         self,
@@ -209,8 +215,9 @@ class SharedMemoryGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         if self._is_elsewhere(value):
             return self._gloo.alltoall_base(output, value, output_sizes, input_sizes, opts or _c10d.AllToAllOptions())
-        self._all_to_all(self._rows(output, output_sizes), self._rows(value, input_sizes))
-        return _finished([output])
+        with self._memory.beside_compute([output, value]):
+            self._all_to_all(self._rows(output, output_sizes), self._rows(value, input_sizes))
+            return _finished([output])
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Any:
         if self._uses_gloo(inputs[0]):

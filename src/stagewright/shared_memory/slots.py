@@ -10,6 +10,7 @@ process receives is never run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +48,10 @@ class SharedMemory(Protocol):
 
     def wait(self, event: Any) -> None:
         """Make the current stream wait for an event that has been recorded."""
+        ...
+
+    def beside_compute(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        """Return a context whose work, on these tensors, may run at the same time as what the caller computes next."""
         ...
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class DividedSequence(TorchFunctionMode):
         shape = list(input.shape)
         shape[dim] = self.length
         noise = functional.dropout(laid_out_like(input, torch.ones(shape, dtype=input.dtype, device=input.device)), p)
-        noise = noise.index_select(dim, self._axis.positions(self.length, device=input.device))
+        noise = self._axis.part(noise, dim)
         return input.mul_(noise) if inplace else input * noise
 
     def _multihead(self, call: MultiheadCall) -> torch.Tensor:

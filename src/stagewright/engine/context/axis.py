@@ -33,6 +33,9 @@ from stagewright.engine.tensor.axis import Axis, pad_shard
 from stagewright.engine.worker.recorder import recorder
 from stagewright.errors import UsageError
 
+_MOST_LENGTHS = 64  # lengths of sequences whose positions are kept
+_CPU = torch.device("cpu")
+
 
 class Shift:
     """Tensors that travel to the next worker of a ring while this one computes."""
@@ -54,15 +57,40 @@ class ContextAxis(Axis):
 
     def __init__(self, group: Any) -> None:
         super().__init__(group, "context")
+        self._positions: dict[tuple[int, int, torch.device], torch.Tensor] = {}
 
-    def positions(self, length: int, worker: int | None = None, device: torch.device | None = None) -> torch.Tensor:
-        """Return the positions of a sequence that a worker has, by default this one."""
-        chosen = zigzag(length, self.num_workers)[self.index if worker is None else worker]
-        return torch.tensor(chosen, device=device)
+    def positions(self, length: int, worker: int | None = None, device: torch.device = _CPU) -> torch.Tensor:
+        """Return the positions of a sequence that a worker has, by default this one.
 
-    def order(self, length: int, device: torch.device | None = None) -> torch.Tensor:
-        """Return where each position of a sequence is in the workers' positions one after another."""
-        return torch.tensor(sum(zigzag(length, self.num_workers), ()), device=device).argsort()
+        They are kept on the device: a host that copies them there waits for everything that the GPU has to do.
+        """
+        worker = self.index if worker is None else worker
+        known = self._positions.get((length, worker, device))
+        if known is not None:
+            return known
+        with torch.inference_mode(False):
+            chosen = torch.tensor(zigzag(length, self.num_workers)[worker], device=device)
+        if type(chosen) is torch.Tensor:  # not one without values
+            if len(self._positions) >= _MOST_LENGTHS:
+                self._positions.clear()
+            self._positions[length, worker, device] = chosen
+        return chosen
+
+    def part(self, value: torch.Tensor, dim: int, worker: int | None = None) -> torch.Tensor:
+        """Copy a worker's positions of a whole sequence, by default this one's."""
+        worker = self.index if worker is None else worker
+        zigzag(value.shape[dim], self.num_workers)  # refuses sequences that are too short
+        chunks = value.split(chunk_sizes(value.shape[dim], self.num_workers), dim)
+        return torch.cat([chunks[worker], chunks[2 * self.num_workers - 1 - worker]], dim)
+
+    def join(self, parts: Sequence[torch.Tensor], dim: int, length: int) -> torch.Tensor:
+        """Return the whole sequence of all workers' positions."""
+        fronts, backs = [], []
+        for worker, part in enumerate(parts):
+            front = self.num_front(length, worker)
+            fronts.append(part.narrow(dim, 0, front))
+            backs.append(part.narrow(dim, front, part.shape[dim] - front))
+        return torch.cat([*fronts, *reversed(backs)], dim)
 
     def scatter(self, value: torch.Tensor, dim: int) -> torch.Tensor:
         """Return this worker's positions of a replicated activation."""
@@ -88,8 +116,7 @@ class ContextAxis(Axis):
         start = recorder.now()
         parts = self.all_gather(value)
         recorder.add("collective", start, num_bytes=value.nbytes * self.num_workers, note=self.name)
-        shards = [part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)]
-        return torch.cat(shards, dim).index_select(dim, self.order(length, value.device))
+        return self.join([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim, length)
 
     def num_front(self, length: int, worker: int | None = None) -> int:
         """Return how many of a worker's positions, by default this one's, are of its chunk from the front."""
@@ -166,8 +193,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, axis: ContextAxis, dim: int) -> torch.Tensor:
         ctx.axis, ctx.dim, ctx.length = axis, dim, value.shape[dim]
-        own = value.index_select(dim, axis.positions(value.shape[dim], device=value.device))
-        return laid_out_like(value, own)
+        return laid_out_like(value, axis.part(value, dim))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -182,8 +208,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        positions = ctx.axis.positions(gradient.shape[ctx.dim], device=gradient.device)
-        return gradient.index_select(ctx.dim, positions), None, None, None
+        return ctx.axis.part(gradient, ctx.dim), None, None, None
 
 
 class _Leave(torch.autograd.Function):

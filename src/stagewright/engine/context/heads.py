@@ -29,13 +29,12 @@ def _gather_sequence(value: torch.Tensor, axis: ContextAxis, length: int) -> tor
         (samples, heads // axis.num_workers, axis.num_positions(length, worker), size)
         for worker in range(axis.num_workers)
     ]
-    joined = torch.cat(axis.all_to_all(value.chunk(axis.num_workers, 1), shapes), 2)
-    return joined.index_select(2, axis.order(length, value.device))
+    return axis.join(axis.all_to_all(value.chunk(axis.num_workers, 1), shapes), 2, length)
 
 
 def _gather_heads(value: torch.Tensor, axis: ContextAxis) -> torch.Tensor:
     samples, heads, length, size = value.shape
-    parts = [value.index_select(2, axis.positions(length, worker, value.device)) for worker in range(axis.num_workers)]
+    parts = [axis.part(value, 2, worker) for worker in range(axis.num_workers)]
     shape = (samples, heads, axis.num_positions(length), size)
     return torch.cat(axis.all_to_all(parts, [shape] * axis.num_workers), 1)
 

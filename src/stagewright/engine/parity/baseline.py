@@ -77,8 +77,9 @@ def make_baseline(
     """Run one step with the plain model on a single device; the model is left unchanged.
 
     ``links``: for each of the ``cuts``, the codecs of both directions. If there is one, the model runs through its
-    graph with quantized activations and gradients at the cuts. ``plain_attention``: use no fused kernels, which draw
-    dropout masks that can't be sharded. ``perturbation``: relative size of a perturbation of what crosses the cuts.
+    graph with quantized activations and gradients at the cuts. ``plain_attention``: where the model draws random
+    numbers, use no fused kernels, which draw dropout masks that can't be sharded. ``perturbation``: relative size of a
+    perturbation of what crosses the cuts.
     ``autocast``: the context of forward and loss. ``loss_scale``: scale the loss for backward, as the plan does.
     ``has_lists``: the batch has lists of samples, so a graph is captured for each micro-batch.
     """
@@ -89,7 +90,8 @@ def make_baseline(
     with preserved(model):
         coded = perturbation or any(codec != "none" for link in links for codec in link)
         choose: _ChooseStages | None = None
-        if coded or (training and _draws_random_numbers(model, microbatches[0], loss, device)):
+        is_random = training and _draws_random_numbers(model, microbatches[0], loss, device)
+        if coded or is_random:
             choose = _stage_chooser(graph, cuts if coded else (), keyed=training, has_lists=has_lists)
         run = _make_runner(graph, choose, cuts, links, loss, seed, device, perturbation=perturbation)
     with DeferredBatchNorm(model) if deferred and training else nullcontext() as norms:
@@ -97,7 +99,8 @@ def make_baseline(
             local = [microbatch for microbatch in microbatches if microbatch.replica == replica]
             with preserved(model):
                 for microbatch in local:
-                    _add_microbatch(baseline, microbatch, run, loss, training, plain_attention, autocast, loss_scale)
+                    is_plain = plain_attention and is_random  # in plain matrices, all scores of all layers are held
+                    _add_microbatch(baseline, microbatch, run, loss, training, is_plain, autocast, loss_scale)
                 buffers.append((sum(microbatch.weight for microbatch in local), _copy_buffers(model)))
         baseline.buffers = average_buffers(buffers, running_statistics(model))
         if norms is not None:  # deferred batch norms update their statistics once, from all replicas

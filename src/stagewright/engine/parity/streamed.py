@@ -58,7 +58,7 @@ def stream_baseline(
     The other arguments are those of ``make_baseline``.
     """
     stream = _Stream(graph, weights, microbatches, seed=seed, device=device, training=training)
-    stream.attention = (lambda: sdpa_kernel(SDPBackend.MATH)) if plain_attention else nullcontext
+    stream.attention = (lambda: sdpa_kernel(SDPBackend.MATH)) if plain_attention and training else nullcontext
     stream.autocast = autocast
     gradients = SpooledTensors(folder)
     baseline = Baseline(gradients=gradients, is_streamed=True)

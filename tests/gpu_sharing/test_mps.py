@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.cluster.device import Device, are_separate, check_devices
+from stagewright.cluster.device import Device, are_separate, check_devices, num_separate
 from stagewright.errors import RunError, UsageError
 from stagewright.gpu_sharing import mps
 
@@ -94,6 +94,8 @@ def test_shares_are_parsed_and_added_up(monkeypatch: pytest.MonkeyPatch) -> None
             Device.parse(text)
     assert are_separate(["cuda:0/8", "cuda:0/8"])
     assert not are_separate(["cuda:0", "cuda:0"])
+    assert num_separate(["cuda:0/8", "cuda:0/8", "cuda:0/8"]) == 3
+    assert num_separate(["cpu:0", "cpu:1", "cpu:0"]) == 2
     monkeypatch.setattr(Device, "_check_present", lambda self: None)
     with pytest.raises(UsageError, match="cuda:0/2, cuda:0/2, cuda:0/8, which is more than all of cuda:0"):
         check_devices(["cuda:0/2", "cuda:0/2", "cuda:0/8"])

@@ -155,8 +155,17 @@ class Device:
 
 def are_separate(devices: Sequence[str]) -> bool:
     """Whether no two workers compute on the same core or the same SMs."""
+    return num_separate(devices) == len(devices)
+
+
+def num_separate(devices: Sequence[str]) -> int:
+    """Count the devices that compute at the same time: every share of a GPU, but a core or whole GPU once.
+
+    >>> num_separate(["cuda:0/8", "cuda:0/8", "cpu:0", "cpu:0"])
+    3
+    """
     whole = [device for device in devices if Device.parse(device).share == 1]
-    return len(set(whole)) == len(whole)
+    return len(devices) - len(whole) + len(set(whole))
 
 
 def check_devices(devices: Iterable[str]) -> None:

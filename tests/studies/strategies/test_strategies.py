@@ -392,3 +392,8 @@ def test_a_quick_study_names_quick_commands() -> None:
     assert full.endswith("stagewright study strategies --microbatches 2,4,8")
     quick = answer_to(concluded(strategies_parts(), microbatches=[4], quick=True), "more micro-batches")
     assert quick.endswith("stagewright study strategies --microbatches 2,4,8 --quick")
+
+
+def test_shares_of_a_gpu_are_devices_of_their_own() -> None:
+    assert replace(Options(), devices=("cuda:0/8",) * 4).is_run(4)
+    assert not replace(Options(), devices=("cpu:0", "cpu:1")).is_run(4)

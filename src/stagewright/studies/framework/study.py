@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagewright.cluster.device import num_separate
 from stagewright.errors import RunError
 from stagewright.studies.framework.repeats import Expectation, measure
 from stagewright.table import Table
@@ -80,7 +81,7 @@ class PartContext:
         measured = measure(
             partial(run, plan),
             Expectation(
-                num_devices=len(set(plan.devices)) or plan.mesh.num_workers,
+                num_devices=num_separate(plan.devices) or plan.mesh.num_workers,
                 baseline_rate=None if baseline is None else baseline["samples_per_s"],
                 forecast_rate=forecast_rate,
             ),

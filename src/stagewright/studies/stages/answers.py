@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stagewright.cluster.device import num_separate
 from stagewright.quantity import format_bytes, format_s
 from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.forecasts import ForecastCheck
@@ -120,14 +121,14 @@ def _speedup(
     if best is not None and best.speedup is not None:
         rounds = f" ({spread(best.speedups)} over {len(best.speedups)} rounds)" if len(best.speedups) > 1 else ""
         if best.shared:
-            devices = counted(len(set(options["devices"])), "device")
+            devices = counted(num_separate(options["devices"]), "device")
             return (
                 f"{head}: ran with its stages sharing {devices}, cut by {best.policies}, and passed its parity check. "
                 f"That shows that the split computes the same and what it sends ({format_bytes(best.sent_bytes)} per "
                 f"step), not a speed-up: {times(best.speedup)}{rounds} is of shared devices. "
                 f"{_forecast_of(results, options, mode, count, check)}{_published(mode, (count,))}"
             )
-        ideal = min(count, len(set(options["devices"])))
+        ideal = min(count, num_separate(options["devices"]))
         share = (
             f"which is {percent(best.speedup / ideal)} of the ideal {ideal} ×"
             if best.speedup <= ideal
@@ -142,8 +143,8 @@ def _speedup(
     if left_out:
         return (
             f"{head}: inconclusive: measured {joined(times(ratio) for ratio in left_out)}, also when repeated, more "
-            f"than {min(count, len(set(options['devices'])))} devices can reach: the baseline was disturbed; run the "
-            "study again on a quiet machine (--restart)."
+            f"than {min(count, num_separate(options['devices']))} devices can reach: the baseline was disturbed; run "
+            "the study again on a quiet machine (--restart)."
         )
     return f"{head}: no speed-up, since the pipeline failed its parity check against the single-device baseline."
 

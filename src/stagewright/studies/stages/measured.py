@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from stagewright.cluster.device import num_separate
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.phrases import percent
 from stagewright.studies.framework.rounds import (
@@ -93,7 +94,7 @@ def measured_runs(results: Mapping[str, Any], options: Mapping[str, Any], mode: 
                 )
             )
             first, last = runs[min(runs)], runs[max(runs)]
-            num_devices = min(count, len(set(options["devices"])))
+            num_devices = min(count, num_separate(options["devices"]))
             speedups, implausible = speedups_by_round(runs, baselines, num_devices)
             measured.append(
                 MeasuredRun(

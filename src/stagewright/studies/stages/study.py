@@ -16,6 +16,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from stagewright.cluster.device import num_separate
 from stagewright.errors import UsageError
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.parts.measurements import calibration, load_model_costs, measure_costs, prepare_forecast
@@ -191,7 +192,7 @@ def _run(
     earlier = _same_as(splits, count, policy)
     if earlier is not None:
         return {"same_as": earlier}
-    is_shared = count > len(set(options.devices))
+    is_shared = count > num_separate(options.devices)
     forecast = (context.results.get(f"forecast-{mode}") or {}).get(str(count), {}).get(policy, {})
     row = context.run(
         options.plan(mode, count, cuts),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stagewright.cluster.device import num_separate
 from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
@@ -28,7 +29,7 @@ def summarize(results: Results, options: Mapping[str, Any], runs: Runs, contrast
         for mode in options["modes"]
         if (run := _best([run for run in runs[mode] if run.speedup is not None and not run.shared])) is not None
     }
-    devices = counted(len(set(options["devices"])), "device")
+    devices = counted(num_separate(options["devices"]), "device")
     is_shared = any(run.shared for mode in options["modes"] for run in runs[mode])
     if not best:
         return Summary(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stagewright.cluster.device import num_separate
 from stagewright.quantity import format_bytes
 from stagewright.studies.framework.accuracy import AccuracyScale
 from stagewright.studies.framework.phrases import counted, joined, spread, study_command, times
@@ -334,7 +335,7 @@ def _workers(results: Results, options: Mapping[str, Any], experiments: Experime
             source = "measured" if is_measured else _FORECAST
             yield (f"{case_name(options, task)}, {count} workers, {source}, relative to data parallel on 2: {rates}.")
             if not is_measured:
-                devices = counted(len(set(options["devices"])), "device")
+                devices = counted(num_separate(options["devices"]), "device")
                 yield (
                     f"During training {count} workers shared {devices}: their measured speed is meaningless, their "
                     "accuracy is valid."

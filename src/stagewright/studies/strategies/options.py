@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from stagewright.cluster.device import num_separate
 from stagewright.errors import UnknownName, UsageError
 from stagewright.quantity import parse_bytes
 from stagewright.spec.plan import Mesh, OptimizerSpec, Plan
@@ -194,7 +195,7 @@ class Options(TrainingOptions):
 
     def is_run(self, workers: int) -> bool:
         """Whether there is a device for each worker."""
-        return workers <= len(set(self.devices))
+        return workers <= num_separate(self.devices)
 
     def plan(
         self, task: str, experiment: Experiment | None, seed: int, cuts: tuple[str, ...] = (), *, workers: int = 2

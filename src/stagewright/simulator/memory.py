@@ -104,6 +104,7 @@ def worker_memory(costs: PlanCosts, times: StepTimes, worker: int) -> WorkerMemo
     bucketed = has_working and costs.copies_gradients
     fixed = parameters + shard * states + buffers + messages + gathered
     fixed += (overheads.workspace_bytes if has_working else 0) + (parameters if bucketed else 0)
+    fixed += costs.unsaved_batch_bytes if has_working and plan.training and 0 in own else 0
     # With several micro-batches, FSDP and ZeRO-1 keep gradients unsharded until the last.
     is_held = plan.zero == 1 or (plan.shard and not plan.scatters_every_microbatch)
     is_accumulated = plan.gathers_once or (len(costs.shares) > 1 and is_held)

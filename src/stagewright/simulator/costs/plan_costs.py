@@ -63,6 +63,8 @@ class PlanCosts:
     """Parameters that two stages of one worker hold."""
     batch_input_bytes: int = 0
     """Inputs of the whole batch if the first unit saves them: micro-batches are views of one tensor."""
+    unsaved_batch_bytes: int = 0
+    """The same, where the first unit does not save them: a GPU holds them beside the activations."""
     output_bytes: int = 0
     """The model's outputs for one micro-batch of the profiled size."""
     serial_s: float
@@ -254,6 +256,7 @@ def plan_costs(
     if serial_s is None:
         samples = sum(sizes) * plan.mesh.data / profile.batch_size
         serial_s = _serial_s(plan, whole or profile, model_overheads, samples) / max(builder.speeds)
+    batch_bytes, is_saved = _batch_input(plan, profile)
     return PlanCosts(
         plan=plan,
         topology=topology,
@@ -272,7 +275,8 @@ def plan_costs(
         ),
         tied_bytes=sum(entry.num_bytes for entry in shared) - sum(entry.num_bytes for entry in on_one_worker),
         shared_parameters=on_one_worker,
-        batch_input_bytes=_batch_input_bytes(plan, profile),
+        batch_input_bytes=batch_bytes if is_saved else 0,
+        unsaved_batch_bytes=0 if is_saved else batch_bytes,
         output_bytes=max(units[-1].output_bytes, *(last_costs.tensor or no_traffic)[-1].gathered_bytes, 0),
         serial_s=serial_s,
         contention=builder.contention,
@@ -307,8 +311,11 @@ def _serial_s(plan: Plan, profile: Profile, overheads: ModelOverheads, samples: 
     return samples * microbatch_s + parameter_bytes * overheads.optimizer_s_per_byte
 
 
-def _batch_input_bytes(plan: Plan, profile: Profile) -> int:
+def _batch_input(plan: Plan, profile: Profile) -> tuple[int, bool]:
+    """Return the bytes of the batch's inputs, and whether the first unit saves them for backward.
+
+    With autocast it saves a copy in another dtype.
+    """
     first = profile.units[0]
-    samples = plan.batch / profile.batch_size
     input_bytes = first.recompute_saved_bytes
-    return int(samples * input_bytes) if saves_inputs(first, input_bytes) else 0
+    return int(plan.batch / profile.batch_size * input_bytes), saves_inputs(first, input_bytes)

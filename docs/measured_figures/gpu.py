@@ -106,17 +106,30 @@ def _describe(plan: dict[str, Any]) -> str:
 
 
 def gpu_shares() -> str:
-    head = ("plan", "workers", "batch", "training: speed-up", "of its bound", "inference: speed-up", "of its bound")
-    records = ("gpu_shares_h200", "gpu_shares_sharded_h200", "gpu_shares_products_h200")  # the last counts
+    parts = ("speed-up", "of its bound", "limit")
+    head = (
+        "plan",
+        "workers",
+        "batch",
+        *(f"training: {part}" for part in parts),
+        *(f"inference: {part}" for part in parts),
+    )
+    records = ("gpu_shares_h200", "gpu_shares_sharded_h200", "gpu_shares_products_h200", "gpu_shares_overlapped_h200")
     rows = [row for name in records for row in load_record(name)["rows"] if row["strategy"] != "serial"]
-    plans: dict[tuple[str, int, int], dict[bool, tuple[str, str]]] = {}
-    for row in rows:
+    limits = {
+        (row["strategy"], row["workers"], row["training"]): percent(row["share_of_bound"])
+        for row in load_record("gpu_share_limits_h200")["rows"]
+    }
+    plans: dict[tuple[str, int, int], dict[bool, tuple[str, str, str]]] = {}
+    for row in rows:  # the last record with a plan counts
         plan = f"{row['strategy']}{', FSDP' if row['shard'] else ''}", row["workers"], row["batch"]
-        figures = f"{row['speedup']:.2f} ×", percent(row["share_of_bound"])
+        limit = limits.get((row["strategy"], row["workers"], row["training"]), "")
+        figures = f"{row['speedup']:.2f} ×", percent(row["share_of_bound"]), limit
         plans.setdefault(plan, {})[row["training"]] = figures
-    empty = ("", "")
+    empty = ("", "", "")
     lines = [
         (name, str(workers), str(batch), *found.get(True, empty), *found.get(False, empty))
         for (name, workers, batch), found in plans.items()
     ]
-    return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True)
+    sources = "\n".join(source(name) for name in (*records, "gpu_share_limits_h200"))
+    return sources + "\n" + table(head, lines, right=True)

@@ -18,6 +18,9 @@ class RegionPlan:
     """Column-parallel layers: output features are sharded."""
     row_layer: str
     """Row-parallel layer: input features are sharded."""
+    squeeze_layers: tuple[str, ...] = ()
+    """Row-parallel layers of a mean over space, whose small outputs lead to column-parallel layers of the same region:
+    the first layers of squeeze-and-excitation."""
     shared_layers: tuple[str, ...] = ()
     """Replicated layers inside the region; their gradients are all-reduced."""
     wide_norms: tuple[str, ...] = ()
@@ -60,6 +63,7 @@ class RegionPlan:
         yield from ((name, "shared") for name in self.shared_layers)
         yield from ((name, "norm") for name in self.wide_norms)
         yield from ((name, "channel") for name in self.channelwise_layers)
+        yield from ((name, "row") for name in self.squeeze_layers)
         yield self.row_layer, "row"
 
 

@@ -16,7 +16,18 @@ from stagewright.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "name", ["perceptron", "gated", "convolutions", "attention", "attention, length first", "encoder"]
+    "name",
+    [
+        "perceptron",
+        "gated",
+        "convolutions",
+        "excitation",
+        "efficientnet",
+        "regnet-y",
+        "attention",
+        "attention, length first",
+        "encoder",
+    ],
 )
 def test_parity_with_baseline(pool_of: Callable[[int], Any], name: str) -> None:
     """Dropout is on, and running statistics are compared."""
@@ -29,7 +40,7 @@ def test_parity_with_baseline(pool_of: Callable[[int], Any], name: str) -> None:
 
 
 def test_four_workers(pool_of: Callable[[int], Any]) -> None:
-    for name in ("convolutions", "attention"):
+    for name in ("convolutions", "excitation", "attention"):
         for result in pool_of(4).run("flow_jobs:step", name):
             assert max(result["outputs"], result["gradients"], result["buffers"], result["evaluated"]) < 1e-10
 
@@ -41,9 +52,71 @@ def test_layers_of_a_region() -> None:
     assert region.owner == "1"
     assert (region.column_layers, region.row_layer) == (("1.expand",), "1.project")
     assert set(region.channelwise_layers) == {"1.norm", "1.grouped", "1.batch_norm"}
-    assert plan.replicated == "'0' and 1 more, because their output is normalized, added to another or used twice"
+    assert (
+        plan.replicated
+        == "'0' and 1 more, because their output is normalized, reshaped, added to another or used twice"
+    )
     gated = plan_tensor_parallel(build("gated")[0], 2).regions[0]
     assert set(gated.column_layers) == {"1.gate", "1.first"}
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "options"),
+    [
+        ("excitation", "tensor=2,pipeline=2", {"microbatches": 2}),
+        ("excitation", "tensor=2,pipeline=2", {"microbatches": 2, "training": False}),
+        ("regnet-y", "tensor=2,pipeline=2", {"microbatches": 2}),
+        ("efficientnet", "tensor=4", {"recompute": "always"}),
+    ],
+)
+def test_plans_equal_the_baseline(name: str, mesh: str, options: dict[str, Any], pool_of: Callable[[int], Any]) -> None:
+    results = pool_of(4).run("flow_jobs:parity", name, mesh, **options)
+    for result in results:
+        report = result["report"]
+        assert max(report.loss, report.outputs, report.gradients, report.buffers, report.updates) < 1e-10, report
+    assert results[0]["bytes"] > 0
+
+
+def test_squeeze_and_excitation_belongs_to_the_region_around_it() -> None:
+    """The mean of all channels is reduced by a second row-parallel layer, and its gate is divided again."""
+    plan = plan_tensor_parallel(build("excitation")[0], 2)
+    region = plan.regions[0]
+    assert region.column_layers == ("1.expand", "1.excite")
+    assert (region.squeeze_layers, region.row_layer) == (("1.squeeze",), "1.project")
+    assert set(region.channelwise_layers) == {"1.norm", "1.depthwise", "1.depthwise_norm"}
+    efficient = plan_tensor_parallel(build("efficientnet")[0], 2)
+    assert all(region.squeeze_layers and "blocks" in region.row_layer for region in efficient.regions)
+    assert len(efficient.regions) == 7, "not the narrow layers between two blocks"
+
+
+@pytest.mark.parametrize("pool", [nn.AdaptiveAvgPool2d(2), nn.AvgPool2d(2), nn.Identity()])
+def test_a_second_row_parallel_layer_takes_a_mean_of_all_space(pool: nn.Module) -> None:
+    """Others would cost a large all-reduce. Nor is the pair alone split, with dropout of single values between them."""
+    model, _ = build("excitation")
+    model[2].pool = pool
+    assert [region.row_layer for region in plan_tensor_parallel(model, 2).regions] == ["1.project"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "keepdim", "is_split"),
+    [((2,), True, True), (-1, True, True), ((-1, -2), True, False), (1, True, False), (2, False, False)],
+)
+def test_a_mean_over_channels_is_refused(dims: Any, keepdim: bool, is_split: bool) -> None:
+    """Sequences have one dimension of space: the second from the end has their channels."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv1d(8, 16, 1), nn.Conv1d(16, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.first(x).mean(dims, keepdim=keepdim))
+
+    if is_split:
+        assert plan_tensor_parallel(Mean(), 2).regions[0].row_layer == "last"
+    else:
+        with pytest.raises(UsageError, match=r"tensor parallelism can't split"):
+            plan_tensor_parallel(Mean(), 2)
 
 
 class Between(nn.Module):

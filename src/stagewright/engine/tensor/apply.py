@@ -21,7 +21,7 @@ from torch import nn
 
 from stagewright.engine.tensor.axis import TensorAxis, process_group_of
 from stagewright.engine.tensor.dropout import ShardedDropout
-from stagewright.engine.tensor.layers import Region, shard_layer, shard_layouts
+from stagewright.engine.tensor.layers import Region, shard_head_parameter, shard_layer, shard_layouts
 from stagewright.engine.tensor.regions.by_name import find_regions
 from stagewright.engine.tensor.regions.region_plan import RegionPlan, layer_sizes
 from stagewright.engine.tensor.sequence import DividedBlock
@@ -109,13 +109,21 @@ def shard_layers(
     if plan.vocabulary is not None:
         shard_vocabulary(model, plan.vocabulary, axis, gather=gather_logits)
     blocks = _divide_blocks(model, sequence, axis, shard_dropout) if sequence is not None else {}
+    islands = tuple(f"{name}." for block in sequence.blocks for name in block.islands) if sequence is not None else ()
     for region_plan in plan.regions:
         owner = model.get_submodule(region_plan.owner)
         has_dropout = shard_dropout and _has_dropout(owner)
-        region = Region(axis, _dropout(model, region_plan, axis) if has_dropout else None)
+        dropout = _dropout(model, region_plan, axis) if has_dropout else None
+        region = Region(axis, dropout, copies_latents=region_plan.latent_keys is not None)
         for name, style in region_plan.layers():
             sections = region_plan.sections if style == "column" else (1,)
-            shard_layer(model.get_submodule(name), style, region, sections)
+            if style != "latent":
+                shard_layer(model.get_submodule(name), style, region, sections)
+        if region_plan.latent_keys is not None:
+            keys, latent_features = region_plan.latent_keys
+            model.get_submodule(keys)._latent_features = latent_features  # type: ignore[assignment]
+        for name in region_plan.head_parameters:
+            shard_head_parameter(owner, name.rpartition(".")[2], axis)
         for attribute in region_plan.attributes:
             setattr(owner, attribute, getattr(owner, attribute) // axis.num_workers)
         if region_plan.config_attributes:  # the configuration is shared with the whole model
@@ -124,7 +132,9 @@ def shard_layers(
                 setattr(config, attribute, getattr(config, attribute) // axis.num_workers)
             owner.config = config
         owner.register_forward_pre_hook(region.begin)
-        region.block = next((blocks[name] for name in blocks if region_plan.row_layer.startswith(f"{name}.")), None)
+        if not region_plan.row_layer.startswith(islands):
+            around = (name for name in blocks if region_plan.row_layer.startswith(f"{name}."))
+            region.block = next((blocks[name] for name in around), None)
         if region.block is not None and region_plan.is_attention:
             owner.register_forward_pre_hook(region.gather_input, with_kwargs=True)
         owner.register_forward_hook(region.end, always_call=True)

@@ -7,6 +7,7 @@
 
     gather_to_region       all-gather       reduce-scatter   the same two where the sequence is divided around the
     scatter_from_region    reduce-scatter   all-gather       region
+    gather_replicated      all-gather       own shard        the first where each worker computes the same at first
     divide_sequence        own shard        all-gather       where a replicated activation enters a block
     join_sequence          all-gather       own shard        where a divided one leaves it
     enter_island           all-gather       own shard        the same two around what every worker computes whole
@@ -97,6 +98,10 @@ class TensorAxis(Axis):
     def scatter_from_region(self, partial: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Sum the workers' partial sums and keep this worker's shard of the sequence."""
         return _Exchange.apply(partial, self, sizes, "reduce_scatter_shards", "all_gather_shards")  # type: ignore[no-any-return, no-untyped-call]
+
+    def gather_replicated(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        """Pass shards of a sequence, whole, to replicated layers of a region; their gradient is whole."""
+        return _Exchange.apply(shard, self, sizes, "all_gather_shards", "own_shard")  # type: ignore[no-any-return, no-untyped-call]
 
     def divide_sequence(self, value: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """Return this worker's shard of a replicated activation."""

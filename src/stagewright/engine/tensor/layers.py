@@ -110,8 +110,11 @@ class ShardLayout:
 class Region:
     """State that the layers of one region share during a forward pass: copied inputs and the dropout mode."""
 
-    def __init__(self, axis: TensorAxis, dropout: ShardedDropout | None = None) -> None:
-        self.axis = axis
+    def __init__(
+        self, axis: TensorAxis, dropout: ShardedDropout | None = None, *, copies_latents: bool = False
+    ) -> None:
+        """``copies_latents``: replicated layers come before the column-parallel ones, as in latent attention."""
+        self.axis, self._copies_latents = axis, copies_latents
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._dropout = dropout
         self._dropout_entered = False
@@ -155,8 +158,11 @@ class Region:
                 f"sequence_parallel = true can't divide the input of {type(owner).__name__}, which takes no hidden "
                 "states; leave it out"
             )
-        whole = self.block.gather(hidden)
-        self._copies.append((whole, whole))
+        whole = self.block.gather(hidden, is_replicated=self._copies_latents)
+        if self._copies_latents:
+            self.block.in_region = True
+        else:
+            self._copies.append((whole, whole))
         arguments = structure.map_tensors(lambda leaf: whole if leaf is hidden else leaf, (args, dict(kwargs)))
         self._others = [leaf for leaf in structure.tensors(arguments) if leaf is not whole]
         return arguments
@@ -165,7 +171,8 @@ class Region:
         """Return the whole of a column-parallel layer's input, which other tokens' workers hold."""
         if self._others is None:
             return block.gather(value)
-        if any(value is other for other in self._others):  # replicated, such as an encoder's output
+        # Replicated, such as latents or an encoder's output.
+        if self._copies_latents or any(value is other for other in self._others):
             return self.axis.copy_to_region(value)
         raise UsageError(
             "sequence_parallel = true gathers the hidden states of an attention, but the code of one computes other "
@@ -193,6 +200,17 @@ class _Column(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(self._region.enter(x))
+
+
+class _LatentKeys(nn.Module):
+    """A replicated layer that returns a latent, and then a part of the keys that the heads of all workers use."""
+
+    _region: Region
+    _latent_features: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        latent, keys = super().forward(x).tensor_split([self._latent_features], -1)
+        return torch.cat([latent, self._region.axis.copy_to_region(keys)], -1)
 
 
 class _Row(nn.Module):
@@ -273,6 +291,7 @@ class _Channel(nn.Module):
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _STYLES: dict[str, type[nn.Module]] = {
+    "keys": _LatentKeys,
     "column": _Column,
     "row": _Row,
     "shared": _Shared,
@@ -297,7 +316,7 @@ def shard_layer(layer: nn.Module, style: str, region: Region, sections: tuple[in
     elif (style, kind) not in _classes:
         _classes[style, kind] = type(f"{style.title()}{kind.__name__}", (_STYLES[style], kind), {})
     axis = region.axis
-    if style != "shared":
+    if style not in ("keys", "shared"):
         dims = _sharded_dims(layer, style)
         layouts = {name: ShardLayout(dim=dim, sections=sections, axis=axis) for name, dim in dims.items()}
         for name, layout in layouts.items():
@@ -312,6 +331,14 @@ def shard_layer(layer: nn.Module, style: str, region: Region, sections: tuple[in
     layer._transposed = is_transposed(layer)  # type: ignore[assignment]
     layer.__class__ = _classes[style, kind]
     layer._region = region  # type: ignore[assignment]
+
+
+def shard_head_parameter(owner: nn.Module, name: str, axis: TensorAxis) -> None:
+    """Keep this worker's heads of a parameter with one value per head, in place."""
+    parameter, layout = owner.get_parameter(name), ShardLayout(dim=0, sections=(1,), axis=axis)
+    parameter.grad = None
+    parameter.data = layout.shard(parameter.data)
+    owner.__dict__.setdefault(LAYOUTS, {})[name] = layout
 
 
 def _sharded_dims(layer: nn.Module, style: str) -> dict[str, int]:

@@ -95,9 +95,14 @@ class DividedBlock:
             return None
         return structure.map_tensors(self._join, output)
 
-    def gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Pass this worker's tokens into a region, which computes all tokens."""
+    def gather(self, value: torch.Tensor, *, is_replicated: bool = False) -> torch.Tensor:
+        """Pass this worker's tokens into a region, which computes all tokens.
+
+        ``is_replicated``: every worker computes the same from them first, so that each has the whole gradient.
+        """
         self._check_shard(value, "its divided layers take")
+        if is_replicated:
+            return self._axis.gather_replicated(value, self.sizes)
         return self._axis.gather_to_region(value, self.sizes)
 
     def scatter(self, partial: torch.Tensor) -> torch.Tensor:

@@ -137,12 +137,13 @@ def reason_whole(model: nn.Module, target: str, regions: Sequence[RegionPlan], *
 
 
 def islands_in(model: nn.Module, target: str, regions: Sequence[RegionPlan]) -> list[str]:
-    """Return the outermost mixtures of experts in a block that have a router of unknown kind and no split layer.
+    """Return the outermost mixtures of experts in a block that have a router of unknown kind.
 
     A router may compare tokens, and its model may read statistics of all tokens, so every worker computes them whole.
+    Regions inside, such as shared experts, are split as without sequence parallelism; one that reaches out of a mixture
+    keeps it from being computed whole.
     """
     found: list[str] = []
-    split = [layer for region in regions for layer, _ in region.layers()]
     for name, module in model.get_submodule(target).named_modules(prefix=target):
         leaves = [leaf for leaf in module.modules() if not list(leaf.children())]
         holds_experts = any("Expert" in type(child).__name__ for child in module.children())
@@ -150,11 +151,16 @@ def islands_in(model: nn.Module, target: str, regions: Sequence[RegionPlan]) -> 
             name != target
             and holds_experts
             and not all(map(_is_tokenwise, leaves))
-            and not any(layer.startswith(f"{name}.") for layer in split)
+            and not any(_reaches_out(region, name) for region in regions)
             and not any(name.startswith(f"{outer}.") for outer in found)
         ):
             found.append(name)
     return found
+
+
+def _reaches_out(region: RegionPlan, name: str) -> bool:
+    """Return whether a region has layers both inside and outside of a module."""
+    return len({layer.startswith(f"{name}.") for layer, _ in region.layers()}) > 1
 
 
 def _is_tokenwise(module: nn.Module) -> bool:

@@ -129,7 +129,8 @@ def _chains(stage: Stage, blocks: set[str]) -> Iterator[tuple[str, str, int]]:
 def _partial_parameters(model: nn.Module, blocks: Sequence[str], regions: Sequence[RegionPlan]) -> Iterator[str]:
     """Yield the parameters of blocks that are used on shards of the sequence."""
     whole = [name for region in regions for name, style in region.layers() if style != "row"]
-    whole += [f"{region.row_layer}.weight" for region in regions]
+    whole += [f"{name}.weight" for region in regions for name, style in region.layers() if style == "row"]
+    whole += [name for region in regions for name in region.head_parameters]
     whole += [island for block in blocks for island in islands_in(model, block, regions)]
     prefixes = tuple(f"{block}." for block in blocks)
     for name, _ in model.named_parameters():

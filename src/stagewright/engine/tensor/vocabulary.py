@@ -21,8 +21,8 @@ import stagewright.engine.tensor.cross_entropy  # noqa: F401  # registers the lo
 from stagewright.engine.tensor.axis import TensorAxis
 from stagewright.engine.tensor.divided_logits import DividedLogits, Division, divide
 from stagewright.engine.tensor.layers import LAYOUTS, Region, ShardLayout
-from stagewright.engine.tensor.regions.by_name import methods_of
 from stagewright.engine.tensor.regions.region_plan import parameter_holders
+from stagewright.engine.tensor.regions.requirements import methods_of
 from stagewright.errors import UsageError
 from stagewright.graph.compilation import mark_eager
 

@@ -166,6 +166,7 @@ class _Line:
             sequence=replace(
                 first.sequence,
                 gathered_bytes=sizes(first.sequence.gathered_bytes, second.sequence.gathered_bytes),
+                replicated_bytes=sizes(first.sequence.replicated_bytes, second.sequence.replicated_bytes),
                 scattered_bytes=sizes(first.sequence.scattered_bytes, second.sequence.scattered_bytes),
                 joined_bytes=sizes(first.sequence.joined_bytes, second.sequence.joined_bytes),
                 divided_bytes=sizes(first.sequence.divided_bytes, second.sequence.divided_bytes),

@@ -34,7 +34,7 @@ class RecordingAxis(TensorAxis):
         self.sequence: SequencePlan | None = None
         """The blocks whose sequence is divided, and which of them pass shards on."""
         self._sequence_bytes: dict[str, list[int]] = {
-            name: [] for name in ("gathered", "scattered", "joined", "divided")
+            name: [] for name in ("gathered", "replicated", "scattered", "joined", "divided")
         }
 
     def copy_to_region(self, value: torch.Tensor) -> torch.Tensor:
@@ -58,6 +58,11 @@ class RecordingAxis(TensorAxis):
     def gather_to_region(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         whole = super().gather_to_region(shard, sizes)
         self._sequence_bytes["gathered"].append(whole.nbytes)
+        return whole
+
+    def gather_replicated(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        whole = super().gather_replicated(shard, sizes)
+        self._sequence_bytes["replicated"].append(whole.nbytes)
         return whole
 
     def scatter_from_region(self, partial: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
@@ -98,6 +103,7 @@ class RecordingAxis(TensorAxis):
             gathered_bytes=tuple(self.gathered_bytes),
             sequence=SequenceTraffic(
                 gathered_bytes=tuple(self._sequence_bytes["gathered"]),
+                replicated_bytes=tuple(self._sequence_bytes["replicated"]),
                 scattered_bytes=tuple(self._sequence_bytes["scattered"]),
                 joined_bytes=tuple(self._sequence_bytes["joined"]),
                 divided_bytes=tuple(self._sequence_bytes["divided"]),

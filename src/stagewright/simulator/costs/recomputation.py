@@ -156,6 +156,7 @@ def recompute_units(
                 for unit in own
                 for size in (
                     *unit.sequence.gathered_bytes,
+                    *unit.sequence.replicated_bytes,
                     *(() if unit.sequence.continues else unit.sequence.joined_bytes),
                 )
             ),

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 class SequenceTraffic:
     """Collectives of one unit whose sequence is divided, for one micro-batch of the profiled size.
 
-    Backward has the transposes: a reduce-scatter for each all-gather of forward, and the reverse.
+    Backward has the transposes: a reduce-scatter for each all-gather before a region, and the reverse.
     """
 
     gathered_bytes: tuple[int, ...] = ()
     """Bytes of each all-gather before a region, in forward."""
+    replicated_bytes: tuple[int, ...] = ()
+    """Bytes of each all-gather before a region that begins with replicated layers, in forward; backward has none."""
     scattered_bytes: tuple[int, ...] = ()
     """Bytes of each reduce-scatter after a region, in forward."""
     joined_bytes: tuple[int, ...] = ()
@@ -67,17 +69,19 @@ class StageSequenceTraffic:
 def stage_sequence_traffic(units: Sequence[TensorTraffic]) -> StageSequenceTraffic:
     """Add up the units of a stage; between two units of which one continues the other, nothing is joined."""
     gathered: list[int] = []
+    replicated: list[int] = []
     scattered: list[int] = []
     joined: list[int] = []
     divided: list[int] = []
     for index, unit in enumerate(units):
         traffic = unit.sequence
         gathered += traffic.gathered_bytes
+        replicated += traffic.replicated_bytes
         scattered += traffic.scattered_bytes
         joined += () if traffic.continues and index + 1 < len(units) else traffic.joined_bytes
         divided += () if index and units[index - 1].sequence.continues else traffic.divided_bytes
     return StageSequenceTraffic(
-        forward_gathered_bytes=(*gathered, *joined),
+        forward_gathered_bytes=(*gathered, *replicated, *joined),
         forward_scattered_bytes=tuple(scattered),
         backward_gathered_bytes=(*scattered, *divided),
         backward_scattered_bytes=tuple(gathered),

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from expert_jobs import make_plan
 from full_model import full_gradients, full_state_dict, load_full_state_dict
+from parity_jobs import checked_traffic, model_with_loss
 from tensor_jobs import max_relative_error, perturb, worst
 from torch import nn
 from torch.nn import functional
 
 from stagewright.engine.tensor.apply import apply_tensor_parallel
+from stagewright.zoo.model import Batch
 
 
 class Gated(nn.Module):
@@ -44,6 +47,26 @@ class Inverted(nn.Module):
         return x + self.dropout(self.project(y))
 
 
+class Excited(nn.Module):
+    """An inverted residual with squeeze-and-excitation, as in MobileNetV3."""
+
+    def __init__(self, width: int, *, mean: bool) -> None:
+        super().__init__()
+        self.expand, self.norm = nn.Conv2d(width, 32, 1, bias=False), nn.BatchNorm2d(32)
+        self.depthwise, self.depthwise_norm = nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.BatchNorm2d(32)
+        self.squeeze, self.excite = nn.Conv2d(32, 6, 1), nn.Conv2d(6, 32, 1)
+        self.pool = None if mean else nn.AdaptiveAvgPool2d(1)
+        self.dropout = nn.Dropout(0.2)  # of what all workers hold
+        self.project, self.project_norm = nn.Conv2d(32, width, 1), nn.BatchNorm2d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.hardswish(self.norm(self.expand(x)))
+        y = functional.hardswish(self.depthwise_norm(self.depthwise(y)))
+        pooled = y.mean((2, 3), keepdim=True) if self.pool is None else self.pool(y)
+        gate = self.excite(self.dropout(functional.relu(self.squeeze(pooled))))
+        return x + self.dropout(self.project_norm(self.project(y * torch.sigmoid(gate))))
+
+
 class Attending(nn.Module):
     """A block with torch's own attention, whose averaged weights are used, and masks of both kinds."""
 
@@ -65,6 +88,32 @@ class Attending(nn.Module):
         return x + attended + again + self.layers(y) + weights.mean()
 
 
+class Logits(nn.Module):
+    """An image model of transformers that returns its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(pixel_values=x).logits  # type: ignore[no-any-return]
+
+
+def build_pretrained(name: str) -> nn.Module:
+    """Build a tiny EfficientNet or RegNet-Y of transformers, with random weights."""
+    import transformers as hf
+
+    if name == "regnet-y":
+        config = hf.RegNetConfig(
+            embedding_size=8, hidden_sizes=[16, 32], depths=[1, 2], groups_width=4, layer_type="y", num_labels=5
+        )
+        return Logits(hf.RegNetForImageClassification(config))
+    config = hf.EfficientNetConfig(
+        image_size=32, width_coefficient=0.25, depth_coefficient=0.1, hidden_dim=320, num_labels=5
+    )
+    return Logits(hf.EfficientNetForImageClassification(config))
+
+
 def build(name: str) -> tuple[nn.Module, torch.Tensor]:
     """Return a model in train mode, and a batch."""
     torch.manual_seed(0)
@@ -76,6 +125,11 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
     if name == "convolutions":
         layers = [nn.Conv2d(3, 8, 3), Inverted(8), Inverted(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
         return nn.Sequential(*layers), torch.randn(6, 3, 10, 10)
+    if name == "excitation":
+        layers = [nn.Conv2d(3, 8, 3), Excited(8, mean=True), Excited(8, mean=False), nn.AdaptiveAvgPool2d(1)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 4)), torch.randn(6, 3, 10, 10)
+    if name in ("efficientnet", "regnet-y"):
+        return build_pretrained(name), torch.randn(4, 3, 32, 32)
     if name == "attention":
         blocks = [Attending(16, batch_first=True), Attending(16, batch_first=True)]
         return nn.Sequential(nn.Linear(8, 16), *blocks), torch.randn(3, 7, 8)
@@ -84,6 +138,35 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
     assert name == "encoder"
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 7, 16)
+
+
+class Classifier(nn.Module):
+    """An image model with its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.model(x)
+        return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def parity(rank: int, name: str, mesh: str, **more: Any) -> dict[str, Any]:
+    """Check the parity of a plan of an image model in float64, where kinks do not matter."""
+    module, _ = build(name)
+    perturb(module.double())
+
+    def make(count: int) -> Batch:
+        generator = torch.Generator().manual_seed(count)
+        images = torch.randn(count, 3, 32, 32, generator=generator, dtype=torch.float64)
+        return Batch(args=(), kwargs={"x": images, "labels": torch.arange(count) % 4})
+
+    model = model_with_loss(name, Classifier(module), 8, make)
+    model.module.train(more.get("training", True))
+    plan = make_plan(mesh, model, **more)
+    _, report, sent = checked_traffic(rank, plan, model, mesh, lambda runner: runner.part.tensor_axis)
+    return {"report": report, "bytes": sent}
 
 
 def step(rank: int, name: str) -> dict[str, Any]:
@@ -103,7 +186,7 @@ def step(rank: int, name: str) -> dict[str, Any]:
             output.square() * torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
         ).mean().backward()
         outputs.append(output.detach())
-    after = full_state_dict(split)
+    after = {key: value.clone() for key, value in full_state_dict(split).items()}
     changed = {key: value for key, value in serial.state_dict().items() if "running" in key}
     with torch.no_grad():
         evaluated = max_relative_error(split.eval()(x), serial.eval()(x))

@@ -16,11 +16,36 @@ from stagewright.engine.parallel.trainer import Trainer
 from stagewright.spec.plan import OptimizerSpec
 from stagewright.zoo.model import Batch, Model
 
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
+    "v_head_dim": 6, "moe_intermediate_size": 8, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1, "attention_bias": True,
+}  # fmt: skip
 _MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 4, "router_jitter_noise": 0.1}),
     "qwen3-moe": ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 8, "mlp_only_layers": [1]}),
     "qwen2-moe": ("Qwen2Moe", {"num_experts": 4, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
     "olmoe": ("Olmoe", {"num_experts": 4}),
+    "deepseek-v3": ("DeepseekV3", _LATENT),
+    "closed-deepseek-v3": ("DeepseekV3", _LATENT | {"output_router_logits": False}),
+    "deepseek-v2": ("DeepseekV2", _LATENT | {"q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek-v3.2": ("DeepseekV32", _LATENT),
+    "glm4-moe-lite": ("Glm4MoeLite", _LATENT),
+    "longcat": ("LongcatFlash", _LATENT | {"ffn_hidden_size": 16, "expert_ffn_hidden_size": 8, "head_dim": 4}),
+    "minicpm3": ("MiniCPM3", _LATENT),
+    "mistral4": ("Mistral4", _LATENT),
+    "flint": ("Flint", {"num_local_experts": 4, "output_router_logits": False}),
+    "gpt-oss": ("GptOss", {"num_local_experts": 4, "head_dim": 8, "sliding_window": 4}),
+    "closed-gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "head_dim": 8,
+            "sliding_window": 4,
+            "num_key_value_heads": 4,
+            "output_router_logits": False,
+        },
+    ),
     "closed-mixtral": ("Mixtral", {"num_local_experts": 4, "output_router_logits": False}),
 }
 """Layers are captured as several units where the model collects their router logits."""
@@ -33,9 +58,10 @@ def make_mixture(name: str) -> Model:
     torch.manual_seed(0)
     kind, more = _MIXTURES[name]
     config = getattr(hf, f"{kind}Config")(
-        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=16, max_position_embeddings=16, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        use_cache=False, attention_dropout=0.2, num_experts_per_tok=2, **{"output_router_logits": True, **more},
+        use_cache=False, attention_dropout=0.2, num_experts_per_tok=2,
+        **{"num_key_value_heads": 4, "output_router_logits": True, **more},
     )  # fmt: skip
 
     def make(count: int) -> Batch:
@@ -74,6 +100,21 @@ def other_lengths(rank: int, units: str, divided: bool) -> list[float]:
 
     losses = [float(trainer.step(batch(length)).loss) for length in (8, 6, 4, 6)]
     return [*losses, *(float(trainer.evaluate(batch(length)).loss) for length in (8, 6))]
+
+
+def resumed_elsewhere(rank: int, folder: str, name: str, before: str, after: str) -> float:
+    """Train two steps of a mixture, save, and train two more under another mesh; compare with training on."""
+
+    def trainer(is_after: bool) -> Trainer:
+        model, mesh = make_mixture(name), after if is_after else before
+        model.module.config.attention_dropout = 0.0
+        for module in model.module.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0  # type: ignore[assignment]
+        optimizer = OptimizerSpec(name="adamw", learning_rate=0.01)
+        return Trainer(make_plan(mesh, model, optimizer=optimizer), model, context_of(rank, mesh))
+
+    return compare_resumed(trainer, make_mixture(name).example(4), Path(folder) / "checkpoint", False, True)
 
 
 def resumed(rank: int, folder: str, before: bool, after: bool) -> float:

@@ -2,6 +2,9 @@
 
     x ─ column: conv1 ─ batch norm ─ ReLU ─ row: conv2 ─ all-reduce ─ y
 
+    x ─ column: expand ─┬───────────────────────────────────────────────────────┬─ × ─ row: project ─ all-reduce ─ y
+                        └─ mean ─ row: squeeze ─ all-reduce ─ column: excite ───┘
+
 Between a column- and a row-parallel layer, each worker computes its own channels (the features of linear layers), so
 nothing there may combine channels. Which operations stand between two layers is read from a symbolic trace (torch.fx)
 of the modules' forwards, in train and eval mode; a module that can't be traced is searched inside its children.
@@ -12,64 +15,28 @@ from __future__ import annotations
 
 import copy
 import itertools
-import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.nn import functional
 
+from stagewright.engine.tensor.regions.channel_operations import (
+    ELEMENTWISE,
+    ELEMENTWISE_MODULES,
+    LAYERS,
+    NORMS,
+    PADS,
+    POOLING,
+    POOLS,
+    is_convolution,
+    is_mean_over_space,
+    leads_to,
+    name_of,
+)
 from stagewright.engine.tensor.regions.region_plan import RegionPlan, join_names, parameter_holders
 from stagewright.machine.hollow import hollow_parameter
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_LAYERS = (nn.Linear, *_CONVOLUTIONS)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-_ELEMENTWISE_MODULES = (
-    nn.CELU,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.LogSigmoid,
-    nn.Mish,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.SELU,
-    nn.SiLU,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Tanh,
-)
-_POOLS = (
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool2d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AvgPool3d,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.MaxPool3d,
-)
-_ELEMENTWISE = """
-    abs add add_ celu clamp clamp_ clone contiguous div div_ elu exp gelu hardsigmoid hardswish hardtanh iadd imul isub
-    itruediv leaky_relu logsigmoid mish mul mul_ neg pow relu relu6 relu_ selu sigmoid silu softplus softsign square
-    sub sub_ tanh truediv
-"""
-_POOLING = """
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d
-    max_pool3d
-"""
-_NAMESPACES = (torch, functional, operator, torch.Tensor)
 
 
 def find_channel_regions(model: nn.Module) -> tuple[list[RegionPlan], list[str]]:
@@ -83,7 +50,7 @@ def find_channel_regions(model: nn.Module) -> tuple[list[RegionPlan], list[str]]
     }
     regions = [region for name, graphs in _traces("", copied) for region in _regions_of(name, copied, graphs, unusable)]
     used = {name for region in regions for name, _ in region.layers()}
-    others = [name for name, module in model.named_modules() if type(module) in _LAYERS and name not in used]
+    others = [name for name, module in model.named_modules() if type(module) in LAYERS and name not in used]
     return regions, others
 
 
@@ -99,10 +66,10 @@ def _copy_for_tracing(model: nn.Module) -> nn.Module | None:
 
 def _traces(name: str, module: nn.Module) -> Iterator[tuple[str, list[fx.Graph]]]:
     """Yield the largest modules that can be traced, with their graphs in train and eval mode."""
-    if not any(isinstance(layer, _LAYERS) for layer in module.modules()):
+    if not any(isinstance(layer, LAYERS) for layer in module.modules()):
         return
     try:
-        graphs = [fx.Tracer().trace(module.train(training)) for training in (True, False)]
+        graphs = [_Tracer().trace(module.train(training)) for training in (True, False)]
     except Exception:  # whatever a forward raises that is called with a proxy
         for child_name, child in module.named_children():
             yield from _traces(join_names(name, child_name), child)
@@ -113,10 +80,17 @@ def _traces(name: str, module: nn.Module) -> Iterator[tuple[str, list[fx.Graph]]
             yield from _traces(join_names(name, node.target), module.get_submodule(node.target))
 
 
+class _Tracer(fx.Tracer):
+    """A tracer that calls convolutions of other packages as torch's own."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return super().is_leaf_module(module, name) or is_convolution(module)
+
+
 def _is_plain(module: nn.Module) -> bool:
     """Whether a module does what its class does: hooks may do anything, and reparametrized weights are computed."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not any(hooks) and ("weight" in module._parameters or type(module) not in _LAYERS)
+    return not any(hooks) and ("weight" in module._parameters or not isinstance(module, LAYERS))
 
 
 def _is_tied(name: str, module: nn.Module, holders: Mapping[int, list[str]]) -> bool:
@@ -131,11 +105,15 @@ def _regions_of(
     found = [_Search(root, graph, prefix, unusable).regions() for graph in graphs]
     for region in found[0]:
         if all(region in others for others in found[1:]):
-            names = [join_names(prefix, name) for name in (*region.columns, *region.channelwise, region.row)]
+            names = [
+                join_names(prefix, name)
+                for name in (*region.columns, *region.channelwise, *region.squeezes, region.row)
+            ]
             yield RegionPlan(
                 owner=_owner(model, names),
                 column_layers=tuple(join_names(prefix, name) for name in region.columns),
                 row_layer=join_names(prefix, region.row),
+                squeeze_layers=tuple(join_names(prefix, name) for name in region.squeezes),
                 channelwise_layers=tuple(join_names(prefix, name) for name in region.channelwise),
                 divisible=dict(region.divisible),
                 by_flow=True,
@@ -158,6 +136,7 @@ class _Region:
 
     columns: tuple[str, ...]
     row: str
+    squeezes: tuple[str, ...]
     channelwise: tuple[str, ...]
     divisible: tuple[tuple[str, int], ...]
 
@@ -167,12 +146,18 @@ class _Growth:
     """A region while it is being found."""
 
     width: int
-    is_linear: bool
+    num_spatial: int
+    """Dimensions of space, which follow that of the channels; 0 for linear layers, whose features are last."""
     columns: list[str] = field(default_factory=list)
     channelwise: list[str] = field(default_factory=list)
-    rows: set[str] = field(default_factory=set)
+    rows: dict[str, fx.Node] = field(default_factory=dict)
+    squeezes: list[str] = field(default_factory=list)
     divided: set[fx.Node] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
+
+    @property
+    def is_linear(self) -> bool:
+        return self.num_spatial == 0
 
 
 class _Search:
@@ -184,27 +169,30 @@ class _Search:
         self._num_calls = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def regions(self) -> list[_Region]:
-        """Return the regions in the order of the graph; each layer is in one at most."""
+        """Return the regions; each layer is in one at most, and a wide region comes before a narrow one."""
+        starts = [(node, layer) for node in self._graph.nodes if (layer := self._layer(node)) is not None]
+        growths = [
+            self._grow(node, _Growth(_width_out(layer), len(getattr(layer, "kernel_size", ()))))
+            for node, layer in starts
+        ]
         regions: list[_Region] = []
         used: set[str] = set()
-        for node in self._graph.nodes:
-            layer = self._layer(node)
-            if layer is None or node.target in used:
+        for growth in sorted(filter(None, growths), key=lambda growth: -growth.width):
+            layers = {*growth.columns, *growth.channelwise, *growth.rows}
+            if used & layers:
                 continue
-            growth = self._grow(node, _Growth(_width_out(layer), isinstance(layer, nn.Linear)))
-            if growth is None or used & {*growth.columns, *growth.channelwise, *growth.rows}:
-                continue
-            (row,) = growth.rows
+            (row,) = growth.rows.keys() - set(growth.squeezes)
             what = "inner features" if growth.is_linear else "inner channels"
             regions.append(
                 _Region(
                     columns=tuple(growth.columns),
                     row=row,
+                    squeezes=tuple(growth.squeezes),
                     channelwise=tuple(growth.channelwise),
                     divisible=((what, growth.width), *(("channel groups", count) for count in sorted(growth.groups))),
                 )
             )
-            used |= {*growth.columns, *growth.channelwise, row}
+            used |= layers
         return regions
 
     def _grow(self, start: fx.Node, growth: _Growth) -> _Growth | None:
@@ -223,19 +211,51 @@ class _Search:
             growth.divided.add(node)
             for user in node.users:
                 if self._layer(user) is not None and user.all_input_nodes == [node]:
-                    growth.rows.add(str(user.target))
+                    growth.rows[str(user.target)] = user
                 else:
                     pending.append(user)
-        is_right = len(growth.rows) == 1 and not growth.rows & set(growth.columns)
+        growth.squeezes = self._find_squeezes(growth)
+        is_right = len(growth.rows) == 1 + len(growth.squeezes) and not growth.rows.keys() & set(growth.columns)
         return growth if is_right and self._fits(growth) else None
+
+    def _find_squeezes(self, growth: _Growth) -> list[str]:
+        """Return the rows that take a mean over space, and whose outputs lead to columns of the same region.
+
+        Each costs an all-reduce of as many values as it has output channels, not of a whole image.
+        """
+        columns = {node for node in growth.divided if node.op == "call_module" and node.target in growth.columns}
+        return [
+            name
+            for name, node in growth.rows.items()
+            if self._is_mean(node.all_input_nodes[0], growth) and leads_to(node, columns)
+        ]
+
+    def _is_mean(self, node: fx.Node, growth: _Growth) -> bool:
+        """Whether a value is a mean over all of space, but for operations on each of its elements."""
+        while node in growth.divided and not self._is_global_pool(node, growth):
+            if len(node.all_input_nodes) != 1 or self._layer(node) is not None:
+                return False
+            node = node.all_input_nodes[0]
+        return node in growth.divided
+
+    def _is_global_pool(self, node: fx.Node, growth: _Growth) -> bool:
+        """Whether a node returns one value for each channel."""
+        if node.op == "call_module":
+            module: Any = self._module(str(node.target))
+            sizes = getattr(module, "output_size", None) if type(module) in POOLS else None
+        elif name_of(node.target).startswith("adaptive"):
+            sizes = node.kwargs.get("output_size", node.args[1] if len(node.args) > 1 else None)
+        else:
+            return is_mean_over_space(node, growth.num_spatial)
+        return all(size == 1 for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
 
     def _fits(self, growth: _Growth) -> bool:
         """Whether the layers have the same channels, and columns don't get divided ones."""
         columns = [node for node in growth.divided if node.target in growth.columns and node.op == "call_module"]
-        row = self._module(next(iter(growth.rows)))
+        rows = [self._module(name) for name in growth.rows]
         return (
-            isinstance(row, nn.Linear) == growth.is_linear
-            and _width_in(row) == growth.width
+            all(isinstance(row, nn.Linear) == growth.is_linear for row in rows)
+            and all(_width_in(row) == growth.width for row in rows)
             and all(_width_out(self._module(name)) == growth.width for name in growth.columns)
             and all(isinstance(self._module(name), nn.Linear) == growth.is_linear for name in growth.columns)
             and not any(operand in growth.divided for node in columns for operand in node.all_input_nodes)
@@ -246,23 +266,24 @@ class _Search:
         if node.op != "call_module" or node.target in self._unusable or self._num_calls[node.target] > 1:
             return None
         module = self._module(str(node.target))
-        return module if type(module) in _LAYERS and getattr(module, "groups", 1) == 1 else None
+        return module if type(module) in LAYERS and getattr(module, "groups", 1) == 1 else None
 
     def _is_channelwise(self, node: fx.Node, growth: _Growth) -> bool:
         """Whether a node treats each channel by itself, with weights of each channel at most."""
         if node.op in ("call_function", "call_method"):
-            name = _name_of(node.target)
+            name = name_of(node.target)
             is_dropout = name == "dropout" and growth.is_linear
-            is_pool = name in _POOLING.split() and not growth.is_linear
-            return name in _ELEMENTWISE.split() or is_dropout or is_pool
+            is_pool = name in POOLING.split() and not growth.is_linear
+            is_mean = not growth.is_linear and is_mean_over_space(node, growth.num_spatial)
+            return name in ELEMENTWISE.split() or is_dropout or is_pool or is_mean
         if node.op != "call_module" or node.target in self._unusable or self._num_calls[node.target] > 1:
             return False
         module = self._module(str(node.target))
-        if type(module) in _ELEMENTWISE_MODULES:
+        if type(module) in ELEMENTWISE_MODULES:
             return True
         if type(module) is nn.Dropout:
             return growth.is_linear or module.p == 0
-        if type(module) in _POOLS:
+        if type(module) in (*POOLS, *PADS):
             return not growth.is_linear
         groups = _channel_groups(module, growth)
         if groups is None:
@@ -277,25 +298,16 @@ class _Search:
 
 def _channel_groups(module: nn.Module, growth: _Growth) -> set[int] | None:
     """Return what the workers must divide for a layer with weights of each channel; None if it has no such weights."""
-    if type(module) in _NORMS:
+    if type(module) in NORMS:
         channels: Any = module.num_channels if isinstance(module, nn.GroupNorm) else module.num_features
         if channels != growth.width or (growth.is_linear and not isinstance(module, nn.BatchNorm1d)):
             return None
         return {module.num_groups} if isinstance(module, nn.GroupNorm) else set()
-    if type(module) in _CONVOLUTIONS:
+    if is_convolution(module):
         convolution: Any = module
         if convolution.groups > 1 and convolution.in_channels == convolution.out_channels == growth.width:
             return {convolution.groups}
     return None
-
-
-def _name_of(target: Callable[..., Any] | str) -> str:
-    """Return the name of a torch function or of a method, "" for other functions."""
-    if isinstance(target, str):
-        return target
-    name = getattr(target, "__name__", "")
-    known = (getattr(namespace, name, None) for namespace in _NAMESPACES)
-    return name if any(target is function for function in known) else ""
 
 
 def _width_in(layer: nn.Module) -> int:

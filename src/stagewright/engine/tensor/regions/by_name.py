@@ -9,18 +9,24 @@ Pure functions of the module tree; the model is not changed.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 from torch import nn
 
 from stagewright.engine.tensor.regions.by_flow import find_channel_regions
 from stagewright.engine.tensor.regions.input_width import read_of_input_width
+from stagewright.engine.tensor.regions.latent_attention import is_latent_attention, plan_latent_attention
 from stagewright.engine.tensor.regions.patterns import ATTENTION, FEED_FORWARD, Pattern
 from stagewright.engine.tensor.regions.region_plan import RegionPlan, join_names, layer_sizes, parameter_holders
+from stagewright.engine.tensor.regions.requirements import (
+    HEAD_COUNTS,
+    HEAD_SIZES,
+    attributes_to_divide,
+    find_head_parameters,
+    require_only,
+    require_untied,
+)
 from stagewright.errors import UsageError
 
 # Norms that an attention may apply to each head, with weights of one head's size.
@@ -29,14 +35,6 @@ _WIDE_NORMS = ("q_norm", "k_norm")
 _PACKED_QKV = ("qkv", "qkv_proj", "query_key_value", "Wqkv", "W_pack", "c_attn", "in_proj")
 # Weights with one value per head that a model adds to attention scores, often from outside the attention module.
 _HEAD_BIASES = ("relative_position_bias", "relative_attention_bias", "rel_pos_bias")
-
-_HEAD_SIZES = ("head_dim", "attention_head_size", "head_size")
-_HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
-_KEY_HEAD_COUNTS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-_WIDTHS = ("all_head_size", "split_size")
-_ROTARY = ("rotary_ndims", "rotary_dim")
-_UNAFFECTED = (*_HEAD_SIZES, *_ROTARY, "layer_idx", "layer_id", "sliding_window", "num_key_value_groups")
-_CONFIG_SIZES = (*_HEAD_COUNTS, *_KEY_HEAD_COUNTS, "hidden_size", "n_embd", "d_model")
 
 
 def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
@@ -68,7 +66,8 @@ def find_regions(model: nn.Module) -> tuple[tuple[RegionPlan, ...], str]:
             raise UsageError(reasons[0] if reasons else _no_attention(model, modules))
         if not regions:
             reasons = [_stay_replicated(others)] if others else []
-        regions += by_flow
+        known = {layer for region in regions for layer, _ in region.layers()}
+        regions += [region for region in by_flow if not known & {layer for layer, _ in region.layers()}]
     order = {name: index for index, name in enumerate(modules)}
     reason = reasons[0].removesuffix("use data or pipeline instead").rstrip(" ;:") if reasons else ""
     return tuple(sorted(regions, key=lambda region: order[region.column_layers[0]])), reason
@@ -92,7 +91,9 @@ def _find_attentions(
     for name, module in modules.items():
         pattern = _match(module, ATTENTION)
         try:
-            if pattern is not None:
+            if is_latent_attention(module):
+                regions.append(plan_latent_attention(name, module, holders))
+            elif pattern is not None:
                 regions.append(_attention(name, module, pattern, holders))
             elif type(module) is nn.MultiheadAttention:
                 regions.append(_multihead(name, module, holders))
@@ -122,7 +123,8 @@ def _match(module: nn.Module, patterns: tuple[Pattern, ...]) -> Pattern | None:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    return type(module) is nn.MultiheadAttention or _match(module, ATTENTION) is not None
+    is_known = type(module) is nn.MultiheadAttention or is_latent_attention(module)
+    return is_known or _match(module, ATTENTION) is not None
 
 
 def _multihead(name: str, module: nn.MultiheadAttention, holders: dict[int, list[str]]) -> RegionPlan:
@@ -133,7 +135,7 @@ def _multihead(name: str, module: nn.MultiheadAttention, holders: dict[int, list
             f"{where}: tensor parallelism can't split it with kdim, vdim, add_bias_kv or add_zero_attn; use data or "
             "pipeline instead"
         )
-    _require_untied([module.out_proj], holders, where)
+    require_untied([module.out_proj], holders, where)
     return RegionPlan(
         owner=name,
         column_layers=(name,),
@@ -188,21 +190,23 @@ def _attention(name: str, module: nn.Module, pattern: Pattern, holders: dict[int
         if path not in norms and _is_wide_norm(getattr(owner, path, None), (width, key_width))
     )
     known = [*columns, row, *(owner.get_submodule(path) for path in (*norms, *wide))]
-    _require_only(owner, known, where, heads)
-    _require_untied([*columns, row], holders, where)
+    head_parameters = find_head_parameters(owner, heads)
+    require_only(owner, known, where, heads, head_parameters)
+    require_untied([*columns, row], holders, where)
     width_read = read_of_input_width(owner, {path.rpartition(".")[2] for path in pattern.columns})
     if width_read:
         raise UsageError(
             f"{where}: its code takes the total width of its heads from the input ({width_read}), which is wider than "
             "one worker's heads; tensor parallelism can't change that: use data or pipeline instead"
         )
-    attributes, config_attributes = _attributes_to_divide(owner, where, heads, key_heads, head_size)
+    attributes, config_attributes = attributes_to_divide(owner, where, heads, key_heads, head_size)
     return RegionPlan(
         owner=join_names(name, pattern.owner),
         column_layers=tuple(join_names(name, path) for path in pattern.columns),
         row_layer=join_names(name, pattern.row),
         shared_layers=tuple(join_names(join_names(name, pattern.owner), path) for path in norms),
         wide_norms=tuple(join_names(join_names(name, pattern.owner), path) for path in wide),
+        head_parameters=tuple(join_names(join_names(name, pattern.owner), path) for path in head_parameters),
         sections=(heads, key_heads, key_heads) if pattern.num_sections == 3 else (1,),
         divisible={"attention heads": heads, "key/value heads": key_heads},
         attributes=attributes,
@@ -224,8 +228,8 @@ def _feed_forward(name: str, module: nn.Module, pattern: Pattern, holders: dict[
     is_direct = all("." not in path for path in pattern.columns) and not list(module.parameters(recurse=False))
     is_certain = bool(pattern.owner_classes)
     if is_direct and not is_certain and not any(map(_is_attention, module.modules())):
-        _require_only(module, [*columns, row], where, 0)
-    _require_untied([*columns, row], holders, where)
+        require_only(module, [*columns, row], where, 0)
+    require_untied([*columns, row], holders, where)
     return RegionPlan(
         owner=name,
         column_layers=tuple(join_names(name, path) for path in pattern.columns),
@@ -235,67 +239,15 @@ def _feed_forward(name: str, module: nn.Module, pattern: Pattern, holders: dict[
     )
 
 
-def _attributes_to_divide(
-    owner: nn.Module, where: str, heads: int, key_heads: int, head_size: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the attributes of the owner and of its configuration that must be divided by the number of workers.
-
-    Raise if that is uncertain for one.
-    """
-    read = {name for code in methods_of(type(owner)) for name in code.co_names}
-    if any("embed_dim" in code.co_varnames for code in methods_of(type(owner))):
-        raise UsageError(
-            f"{where}: its code takes the total width of its heads, embed_dim, from the input, which is wider than one "
-            "worker's heads; tensor parallelism can't change that: use data or pipeline instead"
-        )
-    divisible = {
-        **dict.fromkeys(_HEAD_COUNTS, heads),
-        **dict.fromkeys(_KEY_HEAD_COUNTS, key_heads),
-        **dict.fromkeys(_WIDTHS, heads * head_size),
-    }
-    config_attributes = []
-    sizes = {heads, key_heads, heads * head_size, key_heads * head_size, 3 * heads * head_size}
-    for name in sorted(read):
-        value = vars(owner).get(name)
-        if value is None and name in _CONFIG_SIZES and "config" in read:
-            if getattr(vars(owner).get("config"), name, None) == divisible.get(name, 0):
-                config_attributes.append(name)
-                continue
-            raise UsageError(
-                f"{where}: its code reads {name} of the whole model from the configuration; tensor parallelism can't "
-                "divide it for one worker: use data or pipeline instead"
-            )
-        if type(value) is int and name not in divisible and name not in _UNAFFECTED and value in sizes:
-            raise UsageError(
-                f"{where}: its code reads {name} = {value}, which may be the size of all heads or the width of the "
-                "model; tensor parallelism can't tell which: use data or pipeline instead"
-            )
-    own = [
-        name for name, value in divisible.items() if type(vars(owner).get(name)) is int and vars(owner)[name] == value
-    ]
-    return tuple(own), tuple(config_attributes)
-
-
-def methods_of(kind: type) -> Iterator[CodeType]:
-    """Yield the code of a module class's methods, without ``__init__``."""
-    for base in kind.__mro__:
-        if base is nn.Module:
-            return
-        for name, member in vars(base).items():
-            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
-            if name != "__init__" and code is not None:
-                yield code
-
-
 def _head_size(owner: nn.Module, width: int, where: str) -> int:
-    for name in _HEAD_SIZES:
+    for name in HEAD_SIZES:
         if type(getattr(owner, name, None)) is int:
             return int(getattr(owner, name))
-    for name in _HEAD_COUNTS:
+    for name in HEAD_COUNTS:
         if type(getattr(owner, name, None)) is int:
             return width // int(getattr(owner, name))
     raise UsageError(
-        f"{where}: no attribute gives the size or the number of its heads ({', '.join(_HEAD_SIZES + _HEAD_COUNTS)}), "
+        f"{where}: no attribute gives the size or the number of its heads ({', '.join(HEAD_SIZES + HEAD_COUNTS)}), "
         "so tensor parallelism can't split between heads: use data or pipeline instead"
     )
 
@@ -311,32 +263,10 @@ def _is_wide_norm(layer: Any, widths: tuple[int, ...]) -> bool:
     return [parameter.shape for parameter in layer.parameters()] in [[(width,)] for width in widths]
 
 
-def _require_only(owner: nn.Module, layers: list[nn.Module], where: str, heads: int) -> None:
-    """Raise if a region has parameters, or buffers with one value per head, outside of the given layers."""
-    expected = {id(parameter) for layer in layers for parameter in layer.parameters()}
-    others = [name for name, parameter in owner.named_parameters() if id(parameter) not in expected]
-    others += [name for name, buffer in owner.named_buffers() if heads > 1 and buffer.numel() == heads]
-    if others:
-        raise UsageError(
-            f"{where}: {others[0]!r} is among the layers to split, but how to split it is unknown; "
-            "use data or pipeline instead"
-        )
-
-
-def _require_untied(layers: list[nn.Module], holders: dict[int, list[str]], where: str) -> None:
-    for layer in layers:
-        names = holders.get(id(layer.get_parameter("weight")), [])
-        if len(names) > 1:
-            raise UsageError(
-                f"{where}: the weight {names[0]!r} is tied to {names[1]!r}, which would need the same split; "
-                "use data or pipeline instead"
-            )
-
-
 def _stay_replicated(names: list[str]) -> str:
     """Say which layers are in no region of a model without attention under a known name."""
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]!r}{others}, because their output is normalized, added to another or used twice"
+    return f"{names[0]!r}{others}, because their output is normalized, reshaped, added to another or used twice"
 
 
 def _no_attention(model: nn.Module, modules: dict[str, nn.Module]) -> str:

@@ -18,10 +18,21 @@ class RegionPlan:
     """Column-parallel layers: output features are sharded."""
     row_layer: str
     """Row-parallel layer: input features are sharded."""
+    squeeze_layers: tuple[str, ...] = ()
+    """Row-parallel layers of a mean over space, whose small outputs lead to column-parallel layers of the same region:
+    the first layers of squeeze-and-excitation."""
     shared_layers: tuple[str, ...] = ()
     """Replicated layers inside the region; their gradients are all-reduced."""
     wide_norms: tuple[str, ...] = ()
     """RMS norms over the features of all heads, which are sharded like these features."""
+    latent_layers: tuple[str, ...] = ()
+    """Replicated layers before the column-parallel ones: low-rank projections and their norms. Latents are copied to
+    the region, so gradients of these layers are whole."""
+    latent_keys: tuple[str, int] | None = None
+    """The layer that returns the latent of keys and values and then a part of the keys that all heads share, and the
+    features of the latent."""
+    head_parameters: tuple[str, ...] = ()
+    """Parameters of the owner with one value per head, such as attention sinks."""
     sections: tuple[int, ...] = (1,)
     """Relative sizes of the sections packed into a column-parallel layer (query, key and value heads)."""
     divisible: dict[str, int] = field(default_factory=dict)
@@ -41,11 +52,18 @@ class RegionPlan:
         return "attention heads" in self.divisible
 
     def layers(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and parallel style of each layer: ``column``, ``shared``, ``norm``, ``channel`` or ``row``."""
+        """Yield the name and parallel style of each layer.
+
+        Styles: ``latent``, ``keys``, ``column``, ``shared``, ``norm``, ``channel`` or ``row``.
+        """
+        yield from ((name, "latent") for name in self.latent_layers)
+        if self.latent_keys is not None:
+            yield self.latent_keys[0], "keys"
         yield from ((name, "column") for name in self.column_layers)
         yield from ((name, "shared") for name in self.shared_layers)
         yield from ((name, "norm") for name in self.wide_norms)
         yield from ((name, "channel") for name in self.channelwise_layers)
+        yield from ((name, "row") for name in self.squeeze_layers)
         yield self.row_layer, "row"
 
 

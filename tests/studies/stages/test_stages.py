@@ -134,7 +134,7 @@ def test_forecasts_that_were_wrong_on_measured_cases_are_corrected_or_withheld()
 def test_a_busy_calibration_says_so() -> None:
     parts = stages_parts() | {"calibration": {"measured_at": "2026-11-01T10:00:00+00:00", "noise": 0.31}}
     note = concluded(parts).tables[1].notes[0]
-    assert "a calibration of this machine of 2026-11-01 10:00, whose rounds varied by 31 %, so they are rough." in note
+    assert "a calibration of this machine of 2026-11-01 10:00, whose rounds varied by 31 %, so they are rough (" in note
 
 
 def test_a_run_that_is_not_equal_has_no_speedup() -> None:

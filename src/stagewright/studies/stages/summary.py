@@ -8,7 +8,7 @@ from typing import Any
 from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.parts.measurements import why_busy
+from stagewright.studies.parts.measurements import why_rough
 from stagewright.studies.stages.contrast import Contrast, contrast_summary
 from stagewright.studies.stages.measured import (
     MeasuredRun,
@@ -133,7 +133,7 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
             texts.append(text)
     if not texts:
         return "Unknown: no pipeline was explained."
-    because = why_busy(results)
+    because = why_rough(results)
     busy = f"Uncertain, since {because}. In this run: " if because else ""
     return f"{busy}{'t' if busy else 'T'}he largest loss in {'; in '.join(texts)}."
 

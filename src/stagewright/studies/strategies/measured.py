@@ -24,7 +24,7 @@ from stagewright.studies.framework.rounds import (
     read_trained,
     speedups_by_round,
 )
-from stagewright.studies.parts.measurements import noise_margin, why_busy
+from stagewright.studies.parts.measurements import noise_margin, why_rough
 
 CLIENT = r"f([1-9]\d*)l([1-9]\d*)"
 """Name of a cut by the numbers of its first and last units at the client: f4l3."""
@@ -224,7 +224,7 @@ def forecast_check(results: Mapping[str, Any], measured: Sequence[MeasuredExperi
     """Compare the forecasts of a task's experiments with those that were measured."""
     pairs = [(row.speedup, row.forecast) for row in measured if row.is_measured]
     is_disturbed = any(row.implausible for row in measured if row.is_measured)
-    return check_forecasts(pairs, busy=why_busy(results), is_disturbed=is_disturbed)
+    return check_forecasts(pairs, busy=why_rough(results), is_disturbed=is_disturbed)
 
 
 def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:

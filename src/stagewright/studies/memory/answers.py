@@ -305,6 +305,10 @@ def _forecast_peaks(results: Results, variants: Variants) -> Iterator[str]:
         yield f"By forecast, with checkpointing: {peaks}."
 
 
+def _layers(count: int, more: str = "") -> str:
+    return f"{count}{more} layers" if more else counted(count, "layer")
+
+
 def _most_layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
     limit = format_bytes(options["memory_bytes"])
     sentences = []
@@ -320,7 +324,9 @@ def _most_layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...
         forecast = "as forecast" if fit["forecast"] == fit["largest"] else f"forecast {fit['forecast']}"
         failed = next((attempt["layers"] for attempt in fit["attempts"] if not attempt["ran"]), None)
         limit_text = f"; {failed} ran out of memory" if failed is not None else ""
-        sentences.append(f"{name}: {fit['largest']}{more} layers ran with {limit} per device ({forecast}){limit_text}.")
+        sentences.append(
+            f"{name}: {_layers(fit['largest'], more)} ran with {limit} per device ({forecast}){limit_text}."
+        )
     if layers:
         most = max(layers.values())
         best = joined(shown_variant(variant) for variant, count in layers.items() if count == most)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.memory.measured import (
     MeasuredVariant,
@@ -154,8 +154,9 @@ def _advice(results: Results, options: Mapping[str, Any], parallel: list[Measure
     if len(layers) > 1 and max(layers.values()) > min(layers.values()):
         most, fewest = max(layers, key=lambda name: layers[name]), min(layers, key=lambda name: layers[name])
         return text + (
-            f" Where the model does not fit on one device, {shown_variant(most)} fits {layers[most]} layers in "
-            f"{format_bytes(options['memory_bytes'])} per device, {shown_variant(fewest)} fits {layers[fewest]}."
+            f" Where the model does not fit on one device, {shown_variant(most)} fits "
+            f"{counted(layers[most], 'layer')} in {format_bytes(options['memory_bytes'])} per device, "
+            f"{shown_variant(fewest)} fits {layers[fewest]}."
         )
     least = min(variants.values(), key=lambda variant: variant.peak)
     return f"{text} Where the model does not fit on one device, {shown_variant(least.variant)} needs the least memory."

@@ -78,8 +78,10 @@ def _crossing(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             else "all embedded samples"
         )
         yield f"It is trained on {used}, starting with {weights}."
-        if task == "digits" and options["data"] is None:
-            yield "No data was given: these are the embedded digits, not the published data sets."
+        if task == "digits":
+            yield (
+                "These are the embedded digits, not the published data sets: --tasks names those, with --data-dir DATA."
+            )
 
 
 def _not_judged(scale: AccuracyScale, reference: MeasuredCodec) -> str:

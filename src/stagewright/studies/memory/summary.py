@@ -14,7 +14,6 @@ from stagewright.studies.memory.measured import (
     checkpointing_savings,
     ideal_speedups,
     is_possible_cost,
-    shown_loss,
     shown_variant,
 )
 from stagewright.studies.parts.measurements import is_busy, why_busy, why_rough
@@ -131,7 +130,7 @@ def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
         largest = max(forecast["parts"], key=lambda part: part["seconds"], default=None) if forecast else None
         if forecast is not None and largest is not None and largest["seconds"] > 0:
             share = percent(largest["seconds"] / forecast["step_s"])
-            texts.append(f"{variant.strategy} {shown_loss(largest['name'])} ({share} of a step)")
+            texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
     because = why_rough(results)
     busy = f" Uncertain: {because}." if because else ""
     return f"The largest losses, by forecast: {joined(texts)}.{busy}" if texts else "Unknown: there is no forecast."

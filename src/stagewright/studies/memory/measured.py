@@ -153,8 +153,8 @@ def checkpointing_savings(results: Mapping[str, Any], variants: Variants) -> lis
     savings = []
     for strategy in STRATEGIES:
         without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
-        forecast = (results.get(f"forecast-{strategy}") or {}).get(f"{strategy}+recompute")
-        if without is None or (checkpointed is None and not (forecast or {}).get("peak_memory_bytes")):
+        forecast = (results.get(f"forecast-{strategy}") or {}).get(f"{strategy}+recompute") or {}
+        if without is None or (checkpointed is None and not forecast.get("peak_memory_bytes")):
             continue
         savings.append(
             CheckpointingSavings(

@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
-from measured_figures.markdown import Record, load_record, paragraph, source, table
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from measured_figures.markdown import Record, load_record, paragraph, percent, source, table
+
+PAGES = Path(__file__).resolve().parents[1] / "studies"
+_COMMAND = re.compile(r"^\|[^|]*\| `(study [^`]*)`", re.MULTILINE)
+_BUSY = 0.1
+"""Share of the cores' time that other programs took, beyond which it stands beside a time."""
 
 
 def lab_times() -> str:
-    """List each command of the lab pages with its time under --quick."""
-    record = load_record("lab_times")
-    rows: list[Record] = [row for row in record["rows"] if row["seconds"] is not None]
-    loads = [row["other_load"] for row in rows if row.get("other_load") is not None]
-    busy = max(loads, default=0.0)
-    note = (
-        f" Other programs took up to {100 * busy:.0f} % of the cores' time, so these are upper limits."
-        if busy > 0.1
-        else ""
-    )
-    lines = [[f"`{row['words']}`", _minutes(row["seconds"])] for row in rows]
+    """List each command of the lab pages that was timed."""
+    rows = _timed()
+    lines = [[f"`{row['words']}`", _shown(row)] for row in rows.values()]
     return (
         source("lab_times")
         + "\n"
-        + paragraph(f"The commands of the lab pages with `--quick`.{note} In full size see each page.")
+        + paragraph(f"The commands of the lab pages with `--quick`.{_note(rows.values())} In full size see each page.")
         + "\n"
         + table(["command", "time"], lines, right=True)
     )
 
 
-def _minutes(seconds: float) -> str:
-    """Write 95 s as 1 min 35 s."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def _of_page(name: str) -> Callable[[], str]:
+    """Make the block of one lab page: each of its commands, with or without a time."""
+
+    def make() -> str:
+        rows = _timed()
+        commands = dict.fromkeys(_COMMAND.findall((PAGES / f"{name}.md").read_text(encoding="utf-8")))
+        lines = [
+            [f"`{rows[command]['words'] if command in rows else f'{command} --quick'}`", _shown(rows.get(command))]
+            for command in commands
+        ]
+        timed = [rows[command] for command in commands if command in rows]
+        missing = " –: not timed." if len(timed) < len(commands) else ""
+        machine = load_record("lab_times")["machine"].partition(";")[0]
+        note = f"Expected times on {machine} ([record](../measured/lab_times.json)).{_note(timed)}{missing}"
+        return paragraph(note) + "\n" + table(["command", "expected time"], lines, right=True)
+
+    make.__name__ = f"lab_times_{name}"
+    return make
+
+
+PAGE_BLOCKS = tuple(_of_page(name) for name in ("stages", "strategies", "codecs", "memory", "fabric"))
+
+
+def _timed() -> dict[str, Record]:
+    """The rows of the record that have a time, by command."""
+    return {row["command"]: row for row in load_record("lab_times")["rows"] if row["seconds"] is not None}
+
+
+def _load(row: Record) -> float:
+    return float(row.get("other_load") or 0.0)
+
+
+def _note(rows: Iterable[Record]) -> str:
+    """Explain the loads in parentheses, if there are any."""
+    if not any(_load(row) > _BUSY for row in rows):
+        return ""
+    return " In parentheses the share of the cores' time that other programs took: without them it takes less."
+
+
+def _shown(row: Record | None) -> str:
+    """Write 95 s as 1 min 35 s, with what other programs took; – without a time."""
+    if row is None:
+        return "–"
+    minutes, rest = divmod(round(row["seconds"]), 60)
+    time = f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{time} ({percent(_load(row))})" if _load(row) > _BUSY else time

@@ -205,3 +205,15 @@ def test_excess_over_the_ideal_step_adds_up() -> None:
         "send calls": "+2.5 %",
         "Python": "+3.8 %",
     }
+
+
+def test_a_lab_page_lists_each_of_its_commands_with_or_without_a_time() -> None:
+    text = SCRIPT["block"]("lab_times_memory")
+    page = (DOCS / "studies" / "memory.md").read_text(encoding="utf-8")
+    record = json.loads((DOCS / "measured" / "lab_times.json").read_text(encoding="utf-8"))
+    commands = re.findall(r"^\|[^|]*\| `(study [^`]*)`", page, re.MULTILINE)
+    timed = {row["command"] for row in record["rows"] if row["seconds"] is not None}
+    assert commands
+    for command in commands:
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{command} --quick"))
+        assert line.endswith("| – |") == (command not in timed)

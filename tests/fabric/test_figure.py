@@ -33,6 +33,19 @@ def test_a_line_and_points_for_every_layer() -> None:
     assert [text.get_text() for text in figure.legends[0].texts] == ["layer0 (8 B)", "layer1 (16 B)", "layer2 (32 B)"]
 
 
+def test_a_legend_of_long_names_stays_within_the_figure() -> None:
+    """Buckets of a large model are named by their first and last parameters."""
+    given = result([27 << 20] * 4)
+    for at, layer in enumerate(given["layers"]):
+        layer["name"] = f"deit.layers.{at}.layernorm_after … deit.layers.{at}.mlp.fc1"
+    figure = fabric_figure(given, times(4))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert len(legend.texts) == 4
+
+
 def test_no_more_lines_than_can_be_told_apart() -> None:
     figure = fabric_figure(result([2**power for power in range(20)]), times(20))
     assert len(figure.axes[0].lines) == 8

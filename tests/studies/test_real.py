@@ -21,7 +21,7 @@ STAGES = [
 MEMORY = [
     *("study", "memory", "--quick", "--model", "gpt-layers:4", "--strategy", "pipeline", "--batch", "2"),
     *("--sequence-length", "8", "--microbatches", "2", "--steps", "1", "--memory", "96MiB"),
-    *("--fits", "pipeline+recompute", "--json"),
+    *("--checkpointing", "serial,pipeline", "--fits", "pipeline+recompute", "--json"),
 ]
 
 

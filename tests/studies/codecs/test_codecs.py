@@ -16,6 +16,7 @@ from stagewright.studies import Findings, Results
 from stagewright.studies.codecs.measured import measured_codecs, part_name
 from stagewright.studies.codecs.options import Options
 from stagewright.studies.codecs.study import build_study, conclude
+from stagewright.studies.codecs.tables import rates_by_size
 from stagewright.studies.codecs.transfer_job import _LinkEnd
 
 
@@ -131,7 +132,12 @@ def test_the_summary_answers_what_crosses_and_how_the_rate_grows() -> None:
     assert "sends [64,16,16,16] and [64,1280,1,1], and their gradients back." in summary.measured
     assert "Sort quantization with 8 and 4 bits sends 25 % and 12 %." in summary.measured
     assert "With 8 bits and fewer sort3+1 collapses." in summary.measured
-    assert "latency counts less: 4.00 KiB at 328 Mb/s, 16.0 MiB at 10.49 Gb/s." in summary.why
+    ours = concluded(
+        codecs_parts(dict.fromkeys(("none", "bf16", "sort6+2", "sort3+1", "hadamard4/block8"), (90.0, 90.2)))
+    )
+    assert ours.summary is not None
+    assert "With 8 bits and fewer no codec collapses." in ours.summary.measured
+    assert "latency counts less: 4.00 KiB at 328 Mb/s, 16.0 MiB at 10.49 Gb/s, 32.00 ×" in summary.why
 
 
 def test_an_interval_wider_than_the_limit_gives_no_verdict() -> None:
@@ -152,7 +158,7 @@ def test_the_same_words_for_every_codec() -> None:
 
 def test_transfer_rates_and_where_codecs_pay() -> None:
     text = answer_to(concluded(codecs_parts()), "transfer rate")
-    assert "4.00 KiB at 328 Mb/s, 16.0 MiB at 10.49 Gb/s, 32.00 × as fast" in text
+    assert "4.00 KiB at 328 Mb/s, 16.0 MiB at 10.49 Gb/s, 32.00 × as fast." in text
     assert "none 8.39 Gb/s" in text
     pays = answer_to(concluded(codecs_parts()), "On which links")
     assert "bf16 " in pays
@@ -256,3 +262,12 @@ def test_the_summary_has_the_numbers() -> None:
     nothing = conclude(CODECS_OPTIONS, Results({})).summary
     assert nothing is not None
     assert nothing.measured == "No codec was measured."
+
+
+def test_the_rate_grows_up_to_a_size() -> None:
+    rates = {4096: 77e6, 4 << 20: 3954e6, 16 << 20: 3047e6}
+    assert rates_by_size(rates) == (
+        "The rate grows with the size, since latency counts less: 4.00 KiB at 616 Mb/s, 4.00 MiB at 31.63 Gb/s, "
+        "51.35 × as fast; larger tensors are slower, 16.0 MiB at 24.38 Gb/s."
+    )
+    assert rates_by_size({4096: 77e6, 16 << 20: 70e6}).startswith("The rate does not grow with the size")

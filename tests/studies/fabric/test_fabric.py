@@ -23,7 +23,7 @@ def concluded(parts: dict[str, Any], **options: Any) -> Findings:
 def test_layers_tails_and_what_was_published() -> None:
     findings = concluded(fabric_parts())
     assert "mlp-mnist: gradients of fc4 2600 and fc1 803840 bytes" in answer_to(findings, "What is sent")
-    assert "host 2 has a link of 100mbit, loses 1% (lossy) or 8% (failing) of its packets" in answer_to(
+    assert "host 2 has a link of 100 Mb/s, loses 1 % (lossy) or 8 % (failing) of its packets" in answer_to(
         findings, "What is sent"
     )
     layers = answer_to(findings, "each layer")
@@ -133,7 +133,7 @@ def test_retransmissions_are_told_where_packets_are_lost() -> None:
     tails = answer_to(concluded(parts, sent=networks), "tail")
     assert tails.count("TCP retransmitted 3 segments") == 1
     assert "Lossy link: fc1 has the longest tail: at most 500 ms, which is 5.00 × its median of 100 ms; TCP" in tails
-    assert "the longest all-reduce, fc1 with 500 ms, is at least as long as 1" in tails
+    assert "the longest all-reduce, fc1 with 500 ms, takes at least as long as 1 timeout (0.2 s);" in tails
 
 
 def test_a_failing_link_is_hardly_warmed_up() -> None:
@@ -153,8 +153,9 @@ def test_long_tails_are_explained_by_timeouts_in_a_row() -> None:
         parts = {f"sent-mlp-mnist-{kind}": sent(kind, times_s=[0.01, 0.01, 0.64], kind="lossy-link", rank=2)}
         return answer_to(concluded(parts, sent=[("mlp-mnist", "mlp-mnist", kind)]), "tail")
 
-    assert "fc1 with 6.40 s, is at least as long as 5 in a row (0.2 + 0.4 + 0.8 + 1.6 + 3.2 = 6.2 s)" in tails(
-        "failing-link"
+    assert (
+        "fc1 with 6.40 s, takes at least as long as 5 timeouts in a row (0.2 + 0.4 + 0.8 + 1.6 + 3.2 = 6.2 s)"
+        in tails("failing-link")
     )
     assert "in a row" not in tails("slow-link"), "nothing was lost there"
     failing = concluded(
@@ -169,8 +170,8 @@ def test_the_summary_has_the_numbers() -> None:
     assert summary is not None
     assert summary.measured == (
         "The gradients of mlp-mnist (fc4 2600 and fc1 803840 bytes, the last layer first) are all-reduced in 11.0 ms "
-        "per step on 1gbit links (median of 3 trials, one for each batch; an epoch has 938). All-reduces of a layer "
-        "that take 20 ms or more, as often published: 17 % (clean network) and 67 % (slow link). The longest "
+        "per step on links of 1 Gb/s (median of 3 trials, one for each batch; an epoch has 938). All-reduces of a "
+        "layer that take 20 ms or more, as often published: 17 % (clean network) and 67 % (slow link). The longest "
         "all-reduce of a layer takes 4.00 s (slow link)."
     )
     epochs = concluded(fabric_parts(), epochs=2, num_trials=1876).summary

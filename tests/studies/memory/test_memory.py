@@ -13,7 +13,7 @@ from made_profiles import profile_of, unit
 from stagewright.errors import RunError, UsageError
 from stagewright.studies import Findings, PartContext, Results
 from stagewright.studies.memory.options import Options
-from stagewright.studies.memory.study import _cuts, build_study, conclude
+from stagewright.studies.memory.study import _cuts, _known_fit, build_study, conclude
 from stagewright.studies.parts.search import next_size
 from stagewright.studies.runner.load import choose_study
 
@@ -45,8 +45,8 @@ def test_a_slower_strategy_may_save_memory() -> None:
     none = answer_to(concluded(memory_parts({**SPEEDS, "pipeline": 11.0})), "is slower")
     assert none.startswith("None of them")
     assert none.endswith(
-        "A reason to use one that is: memory. Tensor with checkpointing needs 165 MiB on its largest worker instead of "
-        "400 MiB."
+        "A slower strategy may still be needed for its memory: tensor with checkpointing needs 165 MiB on its largest "
+        "worker instead of 400 MiB."
     )
     assert "no less than one device" in answer_to(
         concluded(memory_parts(peaks={**PEAKS, "pipeline": 410})), "slower than one device"
@@ -129,6 +129,77 @@ def test_a_cost_of_checkpointing_that_can_not_be_is_no_cost(rate: float, text: s
     assert [row[1] for row in table.rows] == ["25 %", "disturbed", "25 %", "25 %"]
 
 
+def test_checkpointing_that_was_not_run_is_forecast() -> None:
+    """Quick runs it where it saves the most; its memory elsewhere is forecast, and the page says which is which."""
+    parts = memory_parts()
+    del parts["run-data+recompute-1"]
+    parts["forecast-data"]["data+recompute"] = {"peak_memory_bytes": PEAKS["data"] << 19, "parts": [], "speedup": 1.0}
+    found = concluded(parts)
+    text = answer_to(found, "cost and save")
+    saved = "Data: by forecast, activation checkpointing saves 50 % of the memory"
+    assert f"{saved} ({PEAKS['data']} MiB to {PEAKS['data'] // 2} MiB)." in text
+    assert "With data it was not run; this does: stagewright study memory --checkpointing serial,data" in text
+    peaks = f"By forecast, with checkpointing: data {PEAKS['data'] // 2} MiB."
+    assert peaks in answer_to(found, "least memory")
+    (table,) = (table for table in found.tables if table.title.startswith("Cost and savings"))
+    assert [(row[0], row[1], row[-1]) for row in table.rows] == [
+        ("one device", "25 %", "measured"),
+        ("data", "–", "forecast"),
+        ("tensor", "25 %", "measured"),
+        ("pipeline", "25 %", "measured"),
+    ]
+    assert found.summary is not None
+    assert "saves 25 to 50 % of the memory (data by forecast) and takes 25 % more time." in found.summary.measured
+
+
+def test_a_model_that_was_timed_is_not_run_again_to_see_whether_it_fits() -> None:
+    options = Options(memory_bytes=100 << 20)
+    results = Results(
+        {
+            "run-data-1": {"peak_memory_bytes": [120 << 20, 90 << 20], "run": "runs/a"},
+            "run-tensor+recompute-1": {"peak_memory_bytes": [96 << 20, 96 << 20], "run": "runs/b"},
+        }
+    )
+    context = PartContext(folder=Path("unused"), results=results)
+    data, tensor = (_known_fit(options, variant, context) for variant in ("data", "tensor+recompute"))
+    assert data is not None
+    assert not data["ran"]
+    assert tensor is not None
+    assert tensor["ran"]
+    assert _known_fit(options, "pipeline", context) is None
+    on_gpus = Options(devices=("cuda:0", "cuda:1"), memory_bytes=100 << 20)
+    assert _known_fit(on_gpus, "data", context) is None, "a limit there counts what the allocator reserves"
+
+
+def test_an_old_noisy_calibration_does_not_make_this_study_noisy() -> None:
+    """The machine was busy when it was calibrated, and is calm now: runs are compared, forecasts stay uncertain."""
+    parts = memory_parts()
+    parts["calibration"] = {"measured_at": "2026-11-17T16:39", "noise": 0.42, "is_measured_here": False}
+    summary = concluded(parts).summary
+    assert summary is not None
+    assert summary.measured.endswith("takes 25 % more time.")
+    assert "Uncertain: the calibration of this machine varied by 42 %." in summary.why
+    parts["calibration"]["is_measured_here"] = True
+    busy = concluded(parts).summary
+    assert busy is not None
+    assert busy.measured.endswith("its cost in time is inconclusive.")
+
+
+def test_steps_that_vary_widen_the_margin() -> None:
+    parts = memory_parts({**SPEEDS, "data": 17.0, "tensor": 15.5, "pipeline": 9.2})
+    assert "Data is the fastest, pipeline the slowest." in answer_to(concluded(parts), "highest")
+    for name, row in parts.items():
+        if name.startswith("run-"):
+            row["samples_per_s_spread"] = 0.06 * row["samples_per_s"]
+    assert "Data or tensor is the fastest, pipeline the slowest." in answer_to(concluded(parts), "highest")
+
+
+def test_a_speedup_above_the_devices_is_flagged() -> None:
+    summary = concluded(memory_parts({**SPEEDS, "data": 20.4})).summary
+    assert summary is not None
+    assert summary.ideal.startswith("2 × (measured 2.04 × of data: within 5.0 %, by which runs differ here);")
+
+
 def test_least_memory() -> None:
     text = answer_to(concluded(memory_parts()), "least memory")
     assert "Tensor with checkpointing uses the least: 165 MiB on the largest worker, 41 % of the 400 MiB" in text
@@ -140,13 +211,13 @@ def test_least_memory() -> None:
 
 def test_workers_that_did_the_same_and_those_that_did_not() -> None:
     text = answer_to(concluded(memory_parts()), "execute")
-    assert "Data, 90 operators per step: workers of data. Data, actions of every worker: 4 forwards." in text
+    assert "Data: workers of data. Data, actions of every worker: 4 forwards." in text
     assert "Pipeline, 90 and 100 operators per step: workers of pipeline." in text
     parts = memory_parts()
     parts["executed-pipeline"]["pipeline"][1]["kinds"] = {"forward": {"count": 8, "seconds": 1.0, "bytes": 0}}
-    assert "Pipeline, actions of each worker; worker 0: 4 forwards; worker 1: 8 forwards." in answer_to(
-        concluded(parts), "execute"
-    )
+    text = answer_to(concluded(parts), "execute")
+    assert "Pipeline, actions of each worker; worker 0: 4 forwards; worker 1: 8 forwards." in text
+    assert text.endswith("a collective of actions may be several of torch's, or none where workers share memory.")
 
 
 def test_layers_found_by_running() -> None:
@@ -184,18 +255,20 @@ def test_options_that_can_not_be_are_refused() -> None:
         Options(devices=("cpu:0",))
     with pytest.raises(UsageError, match="'wishes' is not a strategy"):
         Options(fits=("wishes",))
+    with pytest.raises(UsageError, match="wishes"):
+        Options(checkpointing=("wishes",))
 
 
 def test_parts_follow_from_the_options() -> None:
     names = [part.name for part in build_study(Options(rounds=1, fits=("tensor+recompute",))).parts]
     assert names.count("run-tensor+recompute-1") == 1
     assert names[-1] == "fit-tensor+recompute"
-    few = [part.name for part in build_study(Options(rounds=1, quick=True, strategies=("data",))).parts]
+    quick = Options(rounds=1, quick=True, strategies=("data",), checkpointing=("serial", "tensor"))
+    few = [part.name for part in build_study(quick).parts]
     assert [name for name in few if name.startswith(("run", "fit"))] == [
         "run-serial-1",
         "run-serial+recompute-1",
         "run-data-1",
-        "run-data+recompute-1",
         "fit-forecast",
         "fit-data",
     ]
@@ -288,7 +361,7 @@ def test_a_busy_machine_advises_nothing_about_speed() -> None:
     assert "inconclusive for data (0.88 ×)" in answer_to(busy, "slower than one device")
     text = answer_to(busy, "cost and save")
     assert (
-        "Data: activation checkpointing costs an uncertain amount of time (measured 25 % more, on a busy machine)"
-        in text
+        "Data: activation checkpointing costs an uncertain amount of time (measured 25 % more, but other programs "
+        "took 80 % of the cores' time)" in text
     )
     assert "and saves 25 % of the memory" in text

@@ -120,6 +120,13 @@ def test_quick_trains_what_it_can_learn(tmp_path: Path) -> None:
     told: list[str] = []
     chosen = TrainingOptions.machine_defaults({"data": str(cifar(tmp_path))}, quick=True, note=told.append)
     assert chosen["tasks"] == ("digits",)
+    assert told[-1].endswith(f"; for the data in {tmp_path}: --tasks cifar10")
+    below = cifar(tmp_path / "up" / "data")
+    up = TrainingOptions.machine_defaults({"data": str(tmp_path / "up")}, quick=True, note=told.append)
+    assert up["data"] == str(below), "one level too high"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataMissing, match="has none of"):
+        TrainingOptions.machine_defaults({"data": str(tmp_path / "empty")}, quick=True, note=told.append)
     full = TrainingOptions.machine_defaults({"data": str(tmp_path)}, quick=False, note=told.append)
     assert full["tasks"] == ("cifar10",)
 

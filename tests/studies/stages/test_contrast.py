@@ -59,6 +59,10 @@ def test_the_summary_names_the_best_policy_or_says_that_it_can_not_be_told() -> 
     assert summary.advice.endswith(
         "Where policies cut differently, use blocks: on mobilenet-v2 faster than macs and parameters."
     )
+    two = concluded(same_cuts() | contrast_parts(macs=32.0))
+    assert two.summary is not None
+    assert two.summary.advice.endswith("use macs or blocks: on mobilenet-v2 faster than parameters.")
+    assert "The best policies are macs and blocks, whose difference is within" in answer_to(two, "Which policy")
     level = concluded(same_cuts() | contrast_parts(macs=32.0, parameters=32.0)).summary
     assert level is not None
     assert level.advice.endswith("which the policies cut differently, their difference is within the noise.")

@@ -331,6 +331,22 @@ def test_the_summary_says_where_the_time_of_a_step_went() -> None:
         "Time of a step (CIFAR-10, mean of 2 workers): data parallel compute 80 %, most of the rest collectives (20 "
         "%); pipeline compute 70 %, most of the rest pipeline bubble (25 %)."
     )
+    assert "All workers together" not in summary.why
+
+
+def test_the_summary_says_that_small_batches_compute_longer() -> None:
+    """Compute may take most of a step, and yet longer than on one device: that is why two workers are not faster."""
+    parts = strategies_parts()
+    for name in ("data-2", "pipeline-2-4-even"):
+        parts[f"speed-cifar10-{name}-1"]["shares"] = [share(worker, compute=0.9) for worker in (0, 1)]
+    step_s = share(0, compute=0.9)["step_s"]
+    parts["speed-cifar10-serial-2-1"]["latency_s"] = step_s
+    summary = concluded(parts, workers=[2]).summary
+    assert summary is not None
+    assert (
+        "All workers together compute 1.80 × (data parallel) and 1.80 × (pipeline) as long as one device for the same "
+        "batch: smaller batches use a device less well" in summary.why
+    )
 
 
 def test_quick_is_a_size_at_which_steps_are_long_enough_and_digits_are_learned() -> None:

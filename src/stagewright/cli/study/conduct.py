@@ -5,12 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from stagewright.cli.screen import note, print_json, screen
+from stagewright.engine.launch.fork_server import start_fork_server, wait_for_fork_server
 from stagewright.errors import RunTerminated, UsageError
 
 SLOW_CORES = 2.5  # a slow core takes this many times the expected duration
@@ -28,6 +30,9 @@ def conduct(
     json: bool,
 ) -> None:
     """Run the study named by the command, in a new folder or where it was interrupted, and print its findings."""
+    runs_workers = any(field.name == "devices" for field in fields(options))
+    if runs_workers:
+        start_fork_server()
     from stagewright.machine.machine import probe_machine
     from stagewright.studies.runner.check import check_study_inputs
     from stagewright.studies.runner.folder import StudyFolder
@@ -62,6 +67,8 @@ def conduct(
     if expected_s > 60:
         least, most = expected_s / 60, SLOW_CORES * expected_s / 60
         note(f"{len(remaining)} parts, {least:.0f} to {most:.0f} minutes; an interrupted study can be continued")
+    if runs_workers and remaining:
+        wait_for_fork_server()
     numbers = {part.name: number for number, part in enumerate(study.parts, start=1)}
     try:
         outcome = run_study(

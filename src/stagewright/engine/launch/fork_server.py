@@ -1,6 +1,7 @@
 """The fork server: imports torch and transformers once, so that workers can be forked from it.
 
     start_fork_server()      at the start of a command that will run workers: it imports in parallel with this process
+    wait_for_fork_server()   before the first measurement, which the imports would disturb
     forked_workers()         around the start of workers
 
 Importing torch and transformers takes seconds; forking a process that has imported them takes a fifth of a second. This
@@ -40,6 +41,19 @@ def start_fork_server() -> None:
     """Start the server; it ends with this process, even while it imports."""
     atexit.register(stop_fork_server)
     _ensure_running()
+
+
+def wait_for_fork_server() -> None:
+    """Return when the server has finished its imports."""
+    with forked_workers():
+        process = multiprocessing.get_context("forkserver").Process(target=_end_at_once)
+        process.start()
+    process.join()
+    process.close()
+
+
+def _end_at_once() -> None:
+    """Do nothing, in a process that is forked as soon as the server has finished its imports."""
 
 
 def stop_fork_server() -> None:

@@ -31,7 +31,7 @@ from stagewright.engine.parallel.optimizer import MakeOptimizer
 from stagewright.engine.parallel.step_runner import StepRunner
 from stagewright.engine.parity.baseline import Baseline
 from stagewright.engine.parity.comparison import worst_of_all_workers
-from stagewright.engine.parity.relative_error import CHUNK, SMALLEST, relative_error, to_float64
+from stagewright.engine.parity.relative_error import CHUNK, SMALLEST, largest_difference, relative_error, to_float64
 from stagewright.engine.parity.spooled_tensors import SpooledTensors
 from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.state.full_state import full_tensor
@@ -159,7 +159,8 @@ def _error(value: torch.Tensor, expected: torch.Tensor, before: torch.Tensor) ->
 def _largest_difference(value: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest absolute difference, NaN if there is one."""
     pairs = zip(*(torch.split(tensor.reshape(-1), CHUNK) for tensor in (value, expected)), strict=True)
-    return float(torch.stack([(to_float64(a) - to_float64(b)).abs().max() for a, b in pairs]).max())
+    differences = [largest_difference(a, b) for a, b in pairs]
+    return math.nan if any(map(math.isnan, differences)) else max(differences)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ bias of attention keys, biases before batch norm), and the relative error of noi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,15 +29,32 @@ def relative_error(value: torch.Tensor, expected: torch.Tensor, scale: float) ->
         return 0.0
     device = value.device if value.is_cuda else expected.device
     parts = [torch.split(tensor.detach().reshape(-1), CHUNK) for tensor in (value, expected)]
-    largest = max(_largest_difference(*(part.to(device) for part in pair)) for pair in zip(*parts, strict=True))
+    largest = max(_largest_or_infinite(*(part.to(device) for part in pair)) for pair in zip(*parts, strict=True))
     error = largest / max(scale, SMALLEST)
     return error if value.is_floating_point() or value.is_complex() or error == 0 else max(1.0, error)
 
 
-def _largest_difference(value: torch.Tensor, expected: torch.Tensor) -> float:
+def _largest_or_infinite(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference; infinite if only one value is NaN."""
+    largest = largest_difference(value, expected)
+    if math.isfinite(largest):
+        return largest
     a, b = to_float64(value), to_float64(expected)
     differences = torch.where(equal_or_nan(a, b), 0.0, (a - b).abs())
     return float(differences.nan_to_num(nan=float("inf")).max())
+
+
+def largest_difference(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute difference; NaN if a value is NaN, or infinite in both.
+
+    Differences of two float32 values are rounded to float32, which changes them by less than 1e-7 of themselves and is
+    twenty times as fast as float64. Those too large for float32 are computed in float64.
+    """
+    if value.dtype == expected.dtype == torch.float32:
+        largest = float((value - expected).abs_().max())
+        if math.isfinite(largest):
+            return largest
+    return float((to_float64(value) - to_float64(expected)).abs().max())
 
 
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -79,4 +97,6 @@ def _largest(tensor: torch.Tensor) -> float:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return float(to_float64(tensor).abs().max())
     values = (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).abs()
+    if (largest := float(values.max())) < torch.finfo(tensor.dtype).max / 4:
+        return largest
     return float(torch.where(values < torch.finfo(tensor.dtype).max / 4, values, 0).max())

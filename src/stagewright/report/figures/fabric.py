@@ -26,6 +26,7 @@ from stagewright.report.figures.style import draw_grid, new_figure
 from stagewright.report.palette import INK, MUTED, stage_color
 from stagewright.report.tables.fabric import layer_label, select_layers
 
+_LEGEND_CHARACTERS = 140  # in a row of the legend
 _MAX_LAYERS = 8  # more lines are not distinguishable
 
 
@@ -67,7 +68,10 @@ def fabric_figure(
         Line2D([], [], color=stage_color(index), linewidth=2.2, label=layer_label(layer))
         for index, (layer, _) in enumerate(chosen)
     ]
-    figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)), frameon=False, fontsize=9)
+    # Buckets of a large model have long names: fewer columns, so that the legend stays within the figure.
+    columns = _LEGEND_CHARACTERS // (max(len(str(key.get_label())) for key in keys) + 8)
+    columns = max(1, min(4, len(keys), columns))
+    figure.legend(handles=keys, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
 
 

@@ -21,9 +21,9 @@ from stagewright.studies.codecs.measured import (
     task_scale,
     without_codec,
 )
-from stagewright.studies.codecs.tables import shown_link, shown_rate, shown_shape
+from stagewright.studies.codecs.tables import rates_by_size, shown_link, shown_rate, shown_shape
 from stagewright.studies.framework.accuracy import AccuracyScale
-from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.framework.phrases import joined, percent
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.parts.training_recipe import TrainingRecipe
 
@@ -78,8 +78,10 @@ def _crossing(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
             else "all embedded samples"
         )
         yield f"It is trained on {used}, starting with {weights}."
-        if task == "digits" and options["data"] is None:
-            yield "No data was given: these are the embedded digits, not the published data sets."
+        if task == "digits":
+            yield (
+                "These are the embedded digits, not the published data sets: --tasks names those, with --data-dir DATA."
+            )
 
 
 def _not_judged(scale: AccuracyScale, reference: MeasuredCodec) -> str:
@@ -236,11 +238,9 @@ def _transfer_rates(results: Results, options: Mapping[str, Any], codecs: Codecs
             continue
         rates = {int(size): int(size) / max(seconds, 1e-9) for size, seconds in transfer["sizes"].items()}
         if not sentences and rates:
-            small, large = min(rates), max(rates)
             sentences.append(
-                f"Without a codec, {shown_link(options)}: {format_bytes(small)} at {shown_rate(rates[small])}, "
-                f"{format_bytes(large)} at {shown_rate(rates[large])}, {times(rates[large] / rates[small])} as fast; "
-                f"the latency of a message is {transfer['latency_s'] * 1e6:.0f} µs."
+                f"Without a codec, {shown_link(options)}: the latency of a message is "
+                f"{transfer['latency_s'] * 1e6:.0f} µs. {rates_by_size(rates)}"
             )
         timed = [codec for codec in measured if codec.rate is not None and codec.plain_rate is not None]
         ordered = sorted(timed, key=lambda codec: codec.rate or 0.0, reverse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stagewright.quantity import format_bytes
 from stagewright.studies.codecs.measured import (
     BITS,
     GOAL_RATIO,
@@ -18,7 +17,7 @@ from stagewright.studies.codecs.measured import (
     task_scale,
     without_codec,
 )
-from stagewright.studies.codecs.tables import shown_rate, shown_shape
+from stagewright.studies.codecs.tables import rates_by_size, shown_rate, shown_shape
 from stagewright.studies.framework.phrases import joined, percent
 from stagewright.studies.framework.study import Results, Summary
 
@@ -76,9 +75,12 @@ def _collapses(results: Results, options: Mapping[str, Any], task: str, measured
     few = [codec for codec in measured if may_collapse(codec)]
     if reference is None or not few or not scale.has_learned(reference):
         return ""
-    names = [codec.codec for codec in few if collapse_verdict(scale, codec, reference) == "yes"]
+    verdicts = {codec.codec: collapse_verdict(scale, codec, reference) for codec in few}
+    names = [codec for codec, verdict in verdicts.items() if verdict == "yes"]
+    unclear = [codec for codec, verdict in verdicts.items() if verdict == "unclear"]
     verb = "collapses" if len(names) == 1 else "collapse"
-    return f"With 8 bits and fewer {f'{joined(names)} {verb}' if names else 'no codec is known to collapse'}."
+    collapsed = f"{joined(names)} {verb}" if names else "no codec collapses"
+    return f"With 8 bits and fewer {collapsed}{f'; inconclusive for {joined(unclear)}' if unclear else ''}."
 
 
 def _rates_by_size(results: Results, options: Mapping[str, Any]) -> str:
@@ -89,9 +91,8 @@ def _rates_by_size(results: Results, options: Mapping[str, Any]) -> str:
     )
     if len(sizes) < 2:
         return ""
-    ordered = sorted((int(size), seconds) for size, seconds in sizes.items())
-    texts = [f"{format_bytes(size)} at {shown_rate(size / max(seconds, 1e-9))}" for size, seconds in ordered]
-    return f" The rate grows with the size, since latency counts less: {texts[0]}, {texts[-1]}."
+    rates = {int(size): int(size) / max(seconds, 1e-9) for size, seconds in sizes.items()}
+    return f" {rates_by_size(rates)}"
 
 
 def _limits(codecs: Codecs) -> str:

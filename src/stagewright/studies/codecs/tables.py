@@ -9,6 +9,7 @@ from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
 from stagewright.studies.codecs.measured import BITS, PUBLISHED, Codecs, task_scale
+from stagewright.studies.framework.phrases import times
 from stagewright.studies.framework.study import Figure, Results
 from stagewright.studies.framework.tables import study_table
 from stagewright.studies.parts.training_recipe import TrainingRecipe
@@ -38,6 +39,20 @@ def shown_rate(rate: float) -> str:
     """Write bytes/s as bits/s: "1.68 Gb/s"."""
     bits = 8 * rate
     return f"{bits / 1e9:.2f} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mb/s"
+
+
+def rates_by_size(rates: Mapping[int, float]) -> str:
+    """Say how the transfer rate in bytes/s depends on the size: where it is highest, and that it falls beyond."""
+    small, large = min(rates), max(rates)
+    fastest = max(rates, key=lambda size: rates[size])
+    low, high = (f"{format_bytes(size)} at {shown_rate(rates[size])}" for size in (small, fastest))
+    if fastest == small:
+        return f"The rate does not grow with the size: {low}, {format_bytes(large)} at {shown_rate(rates[large])}."
+    ratio = times(rates[fastest] / rates[small])
+    text = f"The rate grows with the size, since latency counts less: {low}, {high}, {ratio} as fast"
+    if rates[large] < 0.9 * rates[fastest]:
+        text += f"; larger tensors are slower, {format_bytes(large)} at {shown_rate(rates[large])}"
+    return f"{text}."
 
 
 def shown_link(options: Mapping[str, Any]) -> str:

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagewright.quantity import format_bytes, format_s
-from stagewright.studies.fabric.measured import PUBLISHED_S, is_correct, measured_runs, shown_fault, shown_network
+from stagewright.studies.fabric.measured import (
+    PUBLISHED_S,
+    is_correct,
+    measured_runs,
+    shown_fault,
+    shown_loss,
+    shown_network,
+    shown_rate,
+)
 from stagewright.studies.fabric.options import BATCH, BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Answer, Results, answer_all
@@ -66,10 +74,11 @@ def _traffic(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         )
     if options["where"] == "lab":
         yield (
-            f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of {options['rate']}. In "
-            f"the faulty networks, host {options['wrong_host']} has a link of {options['slow_rate']}, loses "
-            f"{options['loss']} (lossy) or {options['failing_loss']} (failing) of its packets, or is "
-            f"{format_s(options['late_s'])} late. Rank n runs on host n."
+            f"They are all-reduced between {options['hosts']} emulated hosts, each on a link of "
+            f"{shown_rate(options['rate'])}. In the faulty networks, host {options['wrong_host']} has a link of "
+            f"{shown_rate(options['slow_rate'])}, loses {shown_loss(options['loss'])} (lossy) or "
+            f"{shown_loss(options['failing_loss'])} (failing) of its packets, or is {format_s(options['late_s'])} "
+            "late. Rank n runs on host n."
         )
     else:
         yield (
@@ -143,11 +152,13 @@ def _timeouts(row: Mapping[str, Any]) -> str:
     count = max(1, math.floor(math.log2(longest["max_s"] / _MIN_RTO_S + 1)))
     waits = [_MIN_RTO_S * 2**number for number in range(count)]
     steps = " + ".join(f"{wait:g}" for wait in waits)
+    row_text = " in a row" if count > 1 else ""
+    total = f" = {sum(waits):g}" if count > 1 else ""
     return (
-        f" A segment that is lost again is repeated after a timeout of at least {format_s(_MIN_RTO_S)}, which doubles "
-        f"with each loss in a row: the longest all-reduce, {longest['name']} with {format_s(longest['max_s'])}, is at "
-        f"least as long as {count} in a row ({steps}{f' = {sum(waits):g}' if count > 1 else ''} s); timeouts of "
-        "several segments add up."
+        f" A segment that is lost again is sent again after a retransmission timeout of at least "
+        f"{format_s(_MIN_RTO_S)}, which doubles with each loss in a row: the longest all-reduce, {longest['name']} "
+        f"with {format_s(longest['max_s'])}, takes at least as long as {counted(count, 'timeout')}{row_text} "
+        f"({steps}{total} s); timeouts of several segments add up."
     )
 
 

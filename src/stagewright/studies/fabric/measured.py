@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stagewright.quantity import parse_rate
+from stagewright.studies.framework.phrases import percent
+
 PUBLISHED_S = 0.02
 """Published for these layers on an emulated fabric: often 20 ms and more, with tails up to 4 s and 12 s."""
 
@@ -37,3 +40,14 @@ def shown_fault(network: str, options: Mapping[str, Any]) -> str:
 def shown_network(network: str) -> str:
     """Write a network for people: "clean network", "lossy link"."""
     return "clean network" if network == "clean" else network.replace("-", " ")
+
+
+def shown_rate(text: str) -> str:
+    """Write the rate of a link, as an option has it, for people: "1 Gb/s"."""
+    bits = 8 * parse_rate(text)
+    return f"{bits / 1e9:g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:g} Mb/s"
+
+
+def shown_loss(text: str) -> str:
+    """Write a packet loss, as an option has it, for people: "1 %"."""
+    return f"{text.strip().removesuffix('%')} %" if text.strip().endswith("%") else percent(float(text))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stagewright.quantity import format_s
-from stagewright.studies.fabric.measured import PUBLISHED_S, is_correct, measured_runs, shown_network
+from stagewright.studies.fabric.measured import PUBLISHED_S, is_correct, measured_runs, shown_network, shown_rate
 from stagewright.studies.fabric.options import BATCHES_PER_EPOCH
 from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
@@ -39,7 +39,9 @@ def summarize(results: Results, options: Mapping[str, Any]) -> Summary:
     correct = [is_correct(row, options) for _, _, _, row in runs]
     faults = [network for network in layered if network in _REMEDIES]
     where = (
-        "on the loopback device, without a network" if options["where"] == "loopback" else f"on {options['rate']} links"
+        "on the loopback device, without a network"
+        if options["where"] == "loopback"
+        else f"on links of {shown_rate(options['rate'])}"
     )
     return Summary(
         measured=f"The gradients of {options['model']} ({sizes} bytes, the last layer first) are all-reduced in "

@@ -61,14 +61,14 @@ class ForecastCheck:
 
     @property
     def sentence(self) -> str:
-        """How far off the measured cases were, and what follows for the others."""
+        """How far off the measured cases were, and what follows for the others; it follows a name and a colon."""
         if self.is_disturbed:
-            return "Forecasts are withheld: they refer to the same baseline, which was disturbed."
+            return "forecasts are withheld: they refer to the same baseline, which was disturbed."
         if not self.ratios:
-            return "No forecast was checked by a run, so they are unverified."
+            return "no forecast was checked by a run, so they are unverified."
         errors = sorted(1 / ratio - 1 for ratio in self.ratios)
         low, high = (_signed_percent(error) for error in (errors[0], errors[-1]))
-        cases = f"On the {len(errors)} measured cases" if len(errors) > 1 else "Where it was measured,"
+        cases = f"on the {len(errors)} measured cases" if len(errors) > 1 else "where it was measured,"
         head = f"{cases} the forecast speed-up was off by "
         head += low if low == high else f"{low} to {high}"
         if self.verdict == "trusted":

@@ -59,7 +59,9 @@ class PartContext:
         """Parent of the run folders."""
         return self.folder / "runs"
 
-    def run(self, plan: Plan, *, baselines: Sequence[str] = (), forecast_rate: float | None = None) -> dict[str, Any]:
+    def run(
+        self, plan: Plan, *, baselines: Sequence[str] = (), forecast_rate: float | None = None, for_speed: bool = True
+    ) -> dict[str, Any]:
         """Run a plan with its parity check; return its result, with `run` relative to the study's folder.
 
         A run that is not plausible is repeated (`framework.repeats`): then the result has `repeated`, and its other
@@ -69,6 +71,7 @@ class PartContext:
             plan: What to run.
             baselines: Parts with single-device runs of the same round; the fastest is the baseline.
             forecast_rate: Samples/s by forecast.
+            for_speed: Whether a run is repeated whose speed is not plausible; False where only its memory counts.
         """
         from stagewright.engine.jobs.compare import run_plan
         from stagewright.runs.run_folder import RunFolder
@@ -84,7 +87,9 @@ class PartContext:
                 num_devices=num_separate(plan.devices) or plan.mesh.num_workers,
                 baseline_rate=None if baseline is None else baseline["samples_per_s"],
                 forecast_rate=forecast_rate,
-            ),
+            )
+            if for_speed
+            else None,
             run_baseline=None
             if baseline is None
             else lambda: run(RunFolder.open(self.folder / baseline["run"]).plan()),
@@ -104,10 +109,10 @@ class PartContext:
         (self.folder / "left-out").mkdir(exist_ok=True)
         run.rename(self.folder / "left-out" / run.name)
 
-    def run_or_out_of_memory(self, plan: Plan) -> dict[str, Any]:
+    def run_or_out_of_memory(self, plan: Plan, *, for_speed: bool = True) -> dict[str, Any]:
         """Run a plan under its memory limit; return its result with `ran`, or `ran` and `text` if memory ran out."""
         try:
-            return {"ran": True, **self.run(plan)}
+            return {"ran": True, **self.run(plan, for_speed=for_speed)}
         except RunError as error:
             text = str(error).splitlines()[0]
             if "out of memory" not in text:

@@ -10,15 +10,15 @@ from stagewright.studies.framework.phrases import change, counted, joined, perce
 from stagewright.studies.framework.study import Answer, Results, answer_all
 from stagewright.studies.memory.measured import (
     NOISE,
-    STRATEGIES,
     MeasuredVariant,
     Variants,
-    checkpointing_cost,
+    checkpointing_savings,
     ideal_speedups,
     is_possible_cost,
+    shown_loss,
     shown_variant,
 )
-from stagewright.studies.parts.measurements import is_busy
+from stagewright.studies.parts.measurements import why_busy
 
 QUESTIONS = (
     "Which strategy has the highest speed-up, which the lowest, and why?",
@@ -44,8 +44,8 @@ def answers(results: Results, options: Mapping[str, Any], variants: Variants) ->
         _slow_strategies(results, options, variants),
         _ideal(results, options, variants),
         _executed(results, options),
-        _checkpointing(results, variants),
-        _least_memory(variants),
+        _checkpointing(results, options, variants),
+        _least_memory(results, variants),
         _most_layers(results, options),
     )
     return answer_all(QUESTIONS, replies)
@@ -88,7 +88,7 @@ def _speedups(results: Results, variants: Variants) -> tuple[str, ...]:
             if is_different
             else f"The difference between {best.strategy} and {worst.strategy} is within the variation between runs."
         )
-    losses = [_largest_loss(results, strategy) for strategy in dict.fromkeys((best.strategy, worst.strategy))]
+    losses = [_largest_loss(results, variant.strategy) for variant in ordered]
     sentences += [sentence for sentence in losses if sentence]
     comparison = (
         "they can't be told apart"
@@ -114,7 +114,7 @@ def _largest_loss(results: Results, strategy: str) -> str:
     if largest["seconds"] <= 0:
         return f"The forecast finds no loss for {strategy}."
     share = percent(largest["seconds"] / forecast["step_s"])
-    return f"The largest loss of {strategy} is {largest['name']}: {share} of a step, by forecast."
+    return f"The largest loss of {strategy} is {shown_loss(largest['name'])}: {share} of a step, by forecast."
 
 
 _SLOWER = 0.95  # a speed-up below it in every round is a slow-down
@@ -169,14 +169,14 @@ def _memory_reason(results: Results, variants: Variants) -> Iterator[str]:
         return
     least = min(smaller, key=lambda variant: variant.peak)
     fits = results.get("fit-forecast") or {}
-    layers = {name: fits[name]["largest"] for name in ("serial", least.variant) if fits.get(name, {}).get("largest")}
+    layers = {name: fits[name]["largest"] for name in ("serial", least.variant) if "largest" in fits.get(name, {})}
     more = (
-        f", so {layers[least.variant]} layers fit where one device fits {layers['serial']} (forecast)"
+        f", so {layers[least.variant]} layers fit where one device fits {layers['serial'] or 'none'} (forecast)"
         if len(layers) == 2 and layers[least.variant] > layers["serial"]
         else ""
     )
     yield (
-        f"A reason to use one that is: memory. {shown_variant(least.variant).capitalize()} needs "
+        f"A slower strategy may still be needed for its memory: {shown_variant(least.variant)} needs "
         f"{format_bytes(least.peak)} on its largest worker instead of {format_bytes(serial.peak)}{more}."
     )
 
@@ -209,6 +209,13 @@ def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> 
         )
 
 
+_COUNTED = (
+    "Operators are torch's, under its profiler; actions are Stagewright's, each of many operators. The computation of "
+    "the loss counts as a forward, and a collective of actions may be several of torch's, or none where workers share "
+    "memory."
+)
+
+
 _ACTIONS = {"optimizer": "optimizer step", "recompute": "recomputed forward"}
 """Kinds of actions as people name them, where a trace abbreviates."""
 
@@ -222,8 +229,8 @@ def _executed(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         operators = results.get(f"operators-{strategy}")
         if operators is not None:
             totals = [sum(counts[worker] for counts in operators["parts"].values()) for worker in (0, 1)]
-            number = f"{totals[0]}" if operators["is_same"] else f"{totals[0]} and {totals[1]}"
-            yield f"{strategy.capitalize()}, {number} operators per step: {operators['sentence']}."
+            number = "" if operators["is_same"] else f", {totals[0]} and {totals[1]} operators per step"
+            yield f"{strategy.capitalize()}{number}: {operators['sentence']}."
         counts = [
             {kind: int(entry["count"]) for kind, entry in sorted(worker["kinds"].items()) if kind != "step"}
             for worker in workers
@@ -236,27 +243,34 @@ def _executed(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         else:
             each = "; ".join(f"worker {worker['worker']}: {text}" for worker, text in zip(workers, texts, strict=True))
             yield f"{strategy.capitalize()}, actions of each worker; {each}."
+    if any(f"executed-{strategy}" in results for strategy in options["strategies"]):
+        yield _COUNTED
 
 
-def _checkpointing(results: Results, variants: Variants) -> Iterator[str]:
-    for strategy in STRATEGIES:
-        without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
-        if without is None or checkpointed is None:
+def _checkpointing(results: Results, options: Mapping[str, Any], variants: Variants) -> Iterator[str]:
+    forecast = []
+    for row in checkpointing_savings(results, variants):
+        sizes = f"({format_bytes(row.without_bytes)} to {format_bytes(row.with_bytes)})"
+        share = f"{percent(row.saved)} of the" if row.saved > 0 else "no"
+        name = shown_variant(row.strategy).capitalize()
+        if row.extra_time is None:
+            forecast.append(row.strategy)
+            yield f"{name}: by forecast, activation checkpointing saves {share} memory {sizes}."
             continue
-        cost = checkpointing_cost(without, checkpointed)
-        saved = 1 - checkpointed.peak / without.peak
-        time = _checkpointing_time(cost, is_busy=is_busy(results))
-        share = f"{percent(saved)} of the" if saved > 0 else "no"
+        time = _checkpointing_time(row.extra_time, because=why_busy(results))
+        yield f"{name}: activation checkpointing {time} and saves {share} memory {sizes}."
+    if forecast:
+        quick = " --quick" if options.get("quick") else ""
         yield (
-            f"{shown_variant(strategy).capitalize()}: activation checkpointing {time} and saves {share} memory "
-            f"({format_bytes(without.peak)} to {format_bytes(checkpointed.peak)})."
+            f"With {joined(forecast)} it was not run; this does: stagewright study memory --checkpointing "
+            f"{','.join(('serial', *options['strategies']))}{quick}"
         )
 
 
-def _checkpointing_time(cost: float, *, is_busy: bool) -> str:
-    """What activation checkpointing costs in time; unknown where that is impossible, or the machine was busy."""
-    if is_busy and is_possible_cost(cost):
-        return f"costs an uncertain amount of time (measured {change(1 + cost, 1)}, on a busy machine)"
+def _checkpointing_time(cost: float, *, because: str) -> str:
+    """What activation checkpointing costs in time; unknown where that is impossible, or `because` of a busy machine."""
+    if because and is_possible_cost(cost):
+        return f"costs an uncertain amount of time (measured {change(1 + cost, 1)}, but {because})"
     if abs(cost) <= NOISE:
         return f"costs no measurable time ({change(1 + cost, 1)})"
     if not is_possible_cost(cost):
@@ -265,7 +279,7 @@ def _checkpointing_time(cost: float, *, is_busy: bool) -> str:
     return f"costs {percent(cost)} more time"
 
 
-def _least_memory(variants: Variants) -> tuple[str, ...]:
+def _least_memory(results: Results, variants: Variants) -> tuple[str, ...]:
     if not variants:
         return ()
     ordered = sorted(variants.values(), key=lambda variant: variant.peak)
@@ -277,9 +291,22 @@ def _least_memory(variants: Variants) -> tuple[str, ...]:
     return (
         f"{shown_variant(least.variant).capitalize()} uses the least: {format_bytes(least.peak)} on the largest "
         f"worker{share}. {shown_variant(most.variant).capitalize()} uses the most, {format_bytes(most.peak)}.",
+        *_forecast_peaks(results, variants),
         f"It consists of {joined(f'{name} {format_bytes(size)}' for size, name in categories)}.",
         f"Published: tensor with activation checkpointing uses the least. Here {verdict}.",
     )
+
+
+def _forecast_peaks(results: Results, variants: Variants) -> Iterator[str]:
+    """What strategies with checkpointing need that were not run."""
+    others = [row for row in checkpointing_savings(results, variants) if row.extra_time is None]
+    if others:
+        peaks = joined(f"{row.strategy} {format_bytes(row.with_bytes)}" for row in others)
+        yield f"By forecast, with checkpointing: {peaks}."
+
+
+def _layers(count: int, more: str = "") -> str:
+    return f"{count}{more} layers" if more else counted(count, "layer")
 
 
 def _most_layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -297,7 +324,9 @@ def _most_layers(results: Results, options: Mapping[str, Any]) -> tuple[str, ...
         forecast = "as forecast" if fit["forecast"] == fit["largest"] else f"forecast {fit['forecast']}"
         failed = next((attempt["layers"] for attempt in fit["attempts"] if not attempt["ran"]), None)
         limit_text = f"; {failed} ran out of memory" if failed is not None else ""
-        sentences.append(f"{name}: {fit['largest']}{more} layers ran with {limit} per device ({forecast}){limit_text}.")
+        sentences.append(
+            f"{name}: {_layers(fit['largest'], more)} ran with {limit} per device ({forecast}){limit_text}."
+        )
     if layers:
         most = max(layers.values())
         best = joined(shown_variant(variant) for variant, count in layers.items() if count == most)

@@ -132,9 +132,51 @@ def measured_variants(results: Mapping[str, Any], options: Mapping[str, Any]) ->
     return measured
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointingSavings:
+    """Peak memory of the worker with the most, without and with activation checkpointing."""
+
+    strategy: str
+    without_bytes: int
+    with_bytes: int
+    extra_time: float | None
+    """Of a step, relative to one without; None: it was not run, and `with_bytes` is a forecast."""
+
+    @property
+    def saved(self) -> float:
+        """Share of the memory."""
+        return 1 - self.with_bytes / self.without_bytes
+
+
+def checkpointing_savings(results: Mapping[str, Any], variants: Variants) -> list[CheckpointingSavings]:
+    """List what activation checkpointing saves under each strategy that was run: measured, or by forecast."""
+    savings = []
+    for strategy in STRATEGIES:
+        without, checkpointed = variants.get(strategy), variants.get(f"{strategy}+recompute")
+        forecast = (results.get(f"forecast-{strategy}") or {}).get(f"{strategy}+recompute") or {}
+        if without is None or (checkpointed is None and not forecast.get("peak_memory_bytes")):
+            continue
+        savings.append(
+            CheckpointingSavings(
+                strategy=strategy,
+                without_bytes=without.peak,
+                with_bytes=forecast["peak_memory_bytes"] if checkpointed is None else checkpointed.peak,
+                extra_time=None if checkpointed is None else checkpointing_cost(without, checkpointed),
+            )
+        )
+    return savings
+
+
 def shown_variant(variant: str) -> str:
     """Write a variant for people: "tensor with checkpointing", "one device"."""
     return variant.replace("serial", "one device").replace("+recompute", " with checkpointing")
+
+
+def shown_loss(name: str) -> str:
+    """Write what costs a step time as it is commonly called."""
+    return {"bubble": "pipeline bubble", "imbalance": "load imbalance", "transfer": "sends and receives"}.get(
+        name, name
+    )
 
 
 MAX_EXTRA_TIME = 1.0

@@ -33,11 +33,19 @@ class Options:
     )
     sequence_length: int = option(64, "Tokens per sample.", minimum=1, on_gpus=128, quick=96)
     batch: int = option(8, "Global batch: samples in a step.", minimum=1, on_gpus=16, quick=8)
+    checkpointing: tuple[str, ...] = option(
+        ("serial", *STRATEGIES),
+        "Strategies to run with activation checkpointing too; the others are forecast.",
+        parse=parse_words,
+        choices=("serial", *STRATEGIES),
+        quick=("serial", "tensor"),
+        default_text="all",
+    )
     microbatches: int = option(4, "Micro-batches of a replica.", minimum=1)
     rounds: int = option(3, "Repeat every run this many times.", minimum=1, quick=1, panel="Execution")
-    steps: int = option(3, "Timed steps.", minimum=1, on_gpus=5, quick=2, panel="Execution")
-    warmup: int = setting(2, quick=1)
-    """Untimed steps before them."""
+    steps: int = option(3, "Timed steps.", minimum=1, on_gpus=5, panel="Execution")
+    warmup: int = setting(2, quick=0)
+    """Untimed steps before them; quick: only those of the parity check and of the count of memory, four or more."""
     repeats: int = setting(3, quick=1)
     """Measurements of each unit."""
     devices: tuple[str, ...] = devices_option("two GPUs")
@@ -49,7 +57,7 @@ class Options:
         parse=parse_bytes,
         show=show_bytes,
         on_gpus=2**30,
-        quick=128 * 2**20,
+        quick=100 * 2**20,
     )
     fits: tuple[str, ...] | None = option(
         None,
@@ -72,6 +80,9 @@ class Options:
         for strategy in self.strategies:
             if strategy not in STRATEGIES:
                 raise UnknownName("strategy", strategy, STRATEGIES)
+        for strategy in self.checkpointing:
+            if strategy not in ("serial", *STRATEGIES):
+                raise UnknownName("strategy", strategy, ("serial", *STRATEGIES))
         shares = {"data": 2, "pipeline": self.microbatches}
         least = max((shares.get(strategy, 1) for strategy in self.strategies), default=1)
         if self.batch < least:
@@ -81,9 +92,11 @@ class Options:
             )
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
-        unknown = [variant for variant in self.fits or () if variant not in self.variants]
+        unknown = [variant for variant in self.fits or () if variant not in self.all_variants]
         if unknown:
-            raise UsageError(f"--fits {unknown[0]!r} is not a strategy of this study: use {', '.join(self.variants)}")
+            raise UsageError(
+                f"--fits {unknown[0]!r} is not a strategy of this study: use {', '.join(self.all_variants)}"
+            )
 
     @classmethod
     def machine_defaults(cls, given: Mapping[str, Any], *, quick: bool, note: Note) -> dict[str, Any]:
@@ -96,15 +109,24 @@ class Options:
         return ("serial", *self.strategies)
 
     @property
-    def variants(self) -> tuple[str, ...]:
-        """Every strategy without and with activation checkpointing."""
+    def all_variants(self) -> tuple[str, ...]:
+        """Every strategy without and with activation checkpointing: what is forecast."""
         return tuple(variant for strategy in self.all_strategies for variant in (strategy, f"{strategy}+recompute"))
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Those that are run."""
+        return tuple(
+            variant
+            for variant in self.all_variants
+            if "+" not in variant or variant.partition("+")[0] in self.checkpointing
+        )
 
     @property
     def fit_variants(self) -> tuple[str, ...]:
         """Variants whose largest number of layers is found by running."""
         if self.fits is not None or not self.quick:
-            return self.variants if self.fits is None else self.fits
+            return self.all_variants if self.fits is None else self.fits
         few = {"data": "data", "tensor": "tensor+recompute"}
         return tuple(few[strategy] for strategy in self.strategies if strategy in few)
 

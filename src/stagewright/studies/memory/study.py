@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from stagewright.errors import UsageError
+from stagewright.quantity import format_bytes
 from stagewright.spec.plan import Plan
 from stagewright.studies.framework.study import Findings, Part, PartContext, Results, Study, with_evidence
 from stagewright.studies.memory.answers import EVIDENCE, QUESTIONS, answers
@@ -74,8 +75,8 @@ def _parts(options: Options) -> Iterator[Part]:
         yield Part(
             name=f"executed-{strategy}",
             about=f"count the actions of each worker of {strategy}",
-            run=partial(_executed, strategy),
-            needs=(f"run-{strategy}-1", f"run-{strategy}+recompute-1"),
+            run=partial(_executed, options, strategy),
+            needs=tuple(f"run-{variant}-1" for variant in options.variants if variant.partition("+")[0] == strategy),
         )
     for strategy in options.strategies:
         yield Part(
@@ -84,6 +85,8 @@ def _parts(options: Options) -> Iterator[Part]:
             run=partial(_ideal, options, strategy),
             needs=("forecast-serial", f"run-{strategy}-1"),
         )
+        if options.quick and strategy == "tensor":
+            continue  # its workers hold shards of the same layers, as the table of actions shows
         yield Part(
             name=f"operators-{strategy}",
             about=f"compare the operators of the workers of {strategy}",
@@ -128,7 +131,8 @@ def _forecast(options: Options, strategy: str, context: PartContext) -> dict[str
     from stagewright.simulator.simulate import predict
     from stagewright.simulator.what_if import explain_speedup, without_communication
 
-    measured = measure_costs(options.plan(strategy), repeats=options.repeats)
+    # Tensor parallelism is compared with the whole layers, which the baseline has measured at the same batch.
+    measured = measure_costs(options.plan(strategy), repeats=options.repeats, cache=context.folder / "profiles")
     forecasts: dict[str, Any] = {}
     for variant in (strategy, f"{strategy}+recompute"):
         prepared = prepare_forecast(options.plan(variant), load_model_costs(measured), context.results["calibration"])
@@ -172,11 +176,11 @@ def _run(options: Options, variant: str, round_number: int, context: PartContext
     )
 
 
-def _executed(strategy: str, context: PartContext) -> dict[str, Any]:
+def _executed(options: Options, strategy: str, context: PartContext) -> dict[str, Any]:
     """Count the actions of each worker in one step, without and with activation checkpointing."""
     from stagewright.studies.parts.traces import read_counts
 
-    variants = (strategy, f"{strategy}+recompute")
+    variants = [variant for variant in options.variants if variant.partition("+")[0] == strategy]
     return {variant: read_counts(context.folder / context.results[f"run-{variant}-1"]["run"]) for variant in variants}
 
 
@@ -248,6 +252,9 @@ def _fit(options: Options, variant: str, context: PartContext) -> dict[str, Any]
     least = 2 if variant.startswith("pipeline") else 1
 
     def run(size: int) -> dict[str, Any]:
+        known = _known_fit(options, variant, context) if size == options.num_layers else None
+        if known is not None:
+            return {"layers": size, **known}
         context.note(f"{size} layers")
         plan = options.plan(variant, size, _cuts(options, variant, size, context))
         row = context.run_or_out_of_memory(replace(plan, memory_bytes=options.memory_bytes, steps=1, warmup=0))
@@ -261,3 +268,24 @@ def _fit(options: Options, variant: str, context: PartContext) -> dict[str, Any]
     start = max(least, int(forecast["largest"]), int(plain["largest"]))
     largest, is_exact, attempts = find_largest(start, least, run)
     return {"largest": largest, "is_exact": is_exact, "forecast": forecast["largest"], "attempts": attempts}
+
+
+def _known_fit(options: Options, variant: str, context: PartContext) -> dict[str, Any] | None:
+    """Whether the model whose speed was measured fits: its timed runs counted the same bytes as a run with a limit.
+
+    None: it was not run, or runs on GPUs, where a limit also counts what the allocator reserves.
+    """
+    rows = [context.results.get(f"run-{variant}-{number}") for number in range(1, options.rounds + 1)]
+    timed = [row for row in rows if row is not None]
+    if not timed or any(device.startswith("cuda") for device in options.devices):
+        return None
+    largest = max(timed, key=lambda row: max(row["peak_memory_bytes"]))
+    ran = max(largest["peak_memory_bytes"]) <= options.memory_bytes
+    text = "ran without a limit" + ("" if ran else f", with {format_bytes(max(largest['peak_memory_bytes']))}")
+    return {
+        "ran": ran,
+        "peak_memory_bytes": largest["peak_memory_bytes"],
+        "run": largest["run"],
+        "text": text,
+        "is_timed_run": True,
+    }

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stagewright.quantity import format_bytes
-from stagewright.studies.framework.phrases import joined, percent, times
+from stagewright.studies.framework.phrases import counted, joined, percent, times
 from stagewright.studies.framework.study import Results, Summary
 from stagewright.studies.memory.measured import (
     MeasuredVariant,
     Variants,
-    checkpointing_cost,
+    checkpointing_savings,
     ideal_speedups,
     is_possible_cost,
     shown_variant,
 )
-from stagewright.studies.parts.measurements import is_busy, why_busy
+from stagewright.studies.parts.measurements import is_busy, why_busy, why_rough
 
 
 def summarize(results: Results, options: Mapping[str, Any], variants: Variants) -> Summary:
@@ -55,20 +55,20 @@ def summarize(results: Results, options: Mapping[str, Any], variants: Variants) 
 
 def _checkpointing(results: Results, variants: Variants) -> str:
     """What activation checkpointing saves and costs over all strategies."""
-    pairs = [
-        (variant, more) for name, variant in variants.items() if (more := variants.get(f"{name}+recompute")) is not None
-    ]
-    if not pairs:
+    savings = checkpointing_savings(results, variants)
+    measured = [row for row in savings if row.extra_time is not None]
+    if not measured:
         return ""
-    saved = [1 - more.peak / variant.peak for variant, more in pairs]
-    costs = [checkpointing_cost(variant, more) for variant, more in pairs]
-    known = [cost for cost in costs if is_possible_cost(cost)]
+    others = [row.strategy for row in savings if row.extra_time is None]
+    more = f" ({joined(others)} by forecast)" if others else ""
+    known = [row.extra_time for row in measured if row.extra_time is not None and is_possible_cost(row.extra_time)]
     time = (
         "its cost in time is inconclusive"
         if is_busy(results) or not known
         else f"takes {_range([max(0.0, cost) for cost in known])} more time"
     )
-    return f" Activation checkpointing saves {_range(saved)} of the memory and {time}."
+    saved = _range([row.saved for row in savings])
+    return f" Activation checkpointing saves {saved} of the memory{more} and {time}."
 
 
 def _range(shares: Sequence[float]) -> str:
@@ -113,10 +113,14 @@ def _num_messages(results: Results, strategy: str) -> dict[str, int]:
 
 
 def _beyond(parallel: list[MeasuredVariant]) -> str:
-    """How more than twice the speed is possible, where that was measured."""
-    if all((variant.speedup or 0.0) <= 2 for variant in parallel):
+    """What a measured speed-up of more than 2 means: noise, as far as runs differ by that much anyway."""
+    above = [variant for variant in parallel if (variant.speedup or 0.0) > 2]
+    if not above:
         return ""
-    return ", or a little more where a part of the model fits into a cache that the whole does not"
+    names = joined(f"{times(variant.speedup or 0.0)} of {variant.strategy}" for variant in above)
+    if max(variant.speedup or 0.0 for variant in above) <= 2 * (1 + above[0].margin):
+        return f" (measured {names}: within {percent(above[0].margin)}, by which runs differ here)"
+    return f" (measured {names}: a part of the model may fit into a cache that the whole does not)"
 
 
 def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
@@ -127,7 +131,7 @@ def _why(results: Results, parallel: list[MeasuredVariant]) -> str:
         if forecast is not None and largest is not None and largest["seconds"] > 0:
             share = percent(largest["seconds"] / forecast["step_s"])
             texts.append(f"{variant.strategy} {largest['name']} ({share} of a step)")
-    because = why_busy(results)
+    because = why_rough(results)
     busy = f" Uncertain: {because}." if because else ""
     return f"The largest losses, by forecast: {joined(texts)}.{busy}" if texts else "Unknown: there is no forecast."
 
@@ -149,8 +153,9 @@ def _advice(results: Results, options: Mapping[str, Any], parallel: list[Measure
     if len(layers) > 1 and max(layers.values()) > min(layers.values()):
         most, fewest = max(layers, key=lambda name: layers[name]), min(layers, key=lambda name: layers[name])
         return text + (
-            f" Where the model does not fit on one device, {shown_variant(most)} fits {layers[most]} layers in "
-            f"{format_bytes(options['memory_bytes'])} per device, {shown_variant(fewest)} {layers[fewest]}."
+            f" Where the model does not fit on one device, {shown_variant(most)} fits "
+            f"{counted(layers[most], 'layer')} in {format_bytes(options['memory_bytes'])} per device, "
+            f"{shown_variant(fewest)} fits {layers[fewest]}."
         )
     least = min(variants.values(), key=lambda variant: variant.peak)
     return f"{text} Where the model does not fit on one device, {shown_variant(least.variant)} needs the least memory."

@@ -15,7 +15,7 @@ from stagewright.studies.memory.measured import (
     STRATEGIES,
     Variants,
     baseline_variant,
-    checkpointing_cost,
+    checkpointing_savings,
     ideal_speedups,
     is_possible_cost,
     shown_variant,
@@ -28,7 +28,7 @@ def tables(results: Results, options: Mapping[str, Any], variants: Variants) -> 
     """Speed and memory, activation checkpointing, actions of the workers, most layers."""
     return (
         _speed_table(results, variants, baseline_variant(results, options)),
-        _checkpointing_table(variants),
+        _checkpointing_table(results, variants),
         _actions_table(results),
         _fit_table(results, options),
     )
@@ -76,28 +76,32 @@ def _speed_table(results: Results, variants: Variants, baseline: str) -> Table:
     )
 
 
-def _checkpointing_table(variants: Variants) -> Table:
-    pairs = [
-        (variant, with_checkpointing)
-        for name, variant in variants.items()
-        if (with_checkpointing := variants.get(f"{name}+recompute")) is not None
-    ]
+def _checkpointing_table(results: Results, variants: Variants) -> Table:
     rows = [
         (
-            shown_variant(without.strategy),
-            percent(cost) if is_possible_cost(cost := checkpointing_cost(without, checkpointed)) else "disturbed",
-            format_bytes(without.peak),
-            format_bytes(checkpointed.peak),
-            percent(1 - checkpointed.peak / without.peak),
+            shown_variant(row.strategy),
+            _shown_cost(row.extra_time),
+            format_bytes(row.without_bytes),
+            format_bytes(row.with_bytes),
+            percent(row.saved),
+            "measured" if row.extra_time is not None else "forecast",
         )
-        for without, checkpointed in pairs
+        for row in checkpointing_savings(results, variants)
     ]
     return study_table(
         "Cost and savings of activation checkpointing",
-        ("strategy", "extra time", "memory without", "memory with", "saved"),
+        ("strategy", "extra time", "memory without", "memory with", "saved", "source"),
         rows,
-        "Memory of the worker with the most. Serial, data and tensor checkpoint every block, a pipeline its stages.",
+        "Memory of the worker with the most. One device, data and tensor checkpoint every block, a pipeline its "
+        "stages. Forecast: not run with checkpointing.",
     )
+
+
+def _shown_cost(cost: float | None) -> str:
+    """Extra time of a step: a share, – if it was not run, "disturbed" if it is impossible."""
+    if cost is None:
+        return "–"
+    return percent(cost) if is_possible_cost(cost) else "disturbed"
 
 
 def _actions_table(results: Results) -> Table:
@@ -143,9 +147,7 @@ def _fit_table(results: Results, options: Mapping[str, Any]) -> Table:
         largest, peak, attempts = "–", "–", "not run"
         if fit is not None:
             largest = f"{fit['largest']}" if fit["is_exact"] else f"{fit['largest']} or more"
-            attempts = "; ".join(
-                f"{attempt['layers']}: {'ran' if attempt['ran'] else 'out of memory'}" for attempt in fit["attempts"]
-            )
+            attempts = "; ".join(f"{attempt['layers']}: {_outcome(attempt)}" for attempt in fit["attempts"])
             peaks = [
                 format_bytes(max(attempt["peak_memory_bytes"]))
                 for attempt in fit["attempts"]
@@ -158,8 +160,25 @@ def _fit_table(results: Results, options: Mapping[str, Any]) -> Table:
         ("strategy", "forecast", "measured", "peak memory", "runs (layers: result)"),
         rows,
         f"Batch {options['batch']}, {options['sequence_length']} tokens, {options['optimizer']}. A worker that exceeds "
-        "the limit ends the run with an out-of-memory error.",
+        f"the limit ends the run with an out-of-memory error.{_timed_note(results, options)}",
     )
+
+
+def _timed_note(results: Results, options: Mapping[str, Any]) -> str:
+    """Say that the model whose speed was measured is not run again, if a search came to its size."""
+    fits = [results.get(f"fit-{variant}") or {} for variant in options["fits"]]
+    if not any(attempt.get("is_timed_run") for fit in fits for attempt in fit.get("attempts", ())):
+        return ""
+    return f" {options['model']} is not run again: the peak memory of its timed run is compared with the limit."
+
+
+def _outcome(attempt: Mapping[str, Any]) -> str:
+    """What one attempt of a search has shown."""
+    if attempt["ran"]:
+        return "ran"
+    if attempt.get("is_timed_run"):
+        return f"needs {format_bytes(max(attempt['peak_memory_bytes']))}"
+    return "out of memory"
 
 
 def _draw(variants: Variants, title: str, path: Path) -> None:

@@ -7,9 +7,11 @@ model costs ─┴─► prepare_forecast(plan) ─► forecast, speed-up losses
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stagewright.spec.plan import Plan
@@ -43,12 +45,21 @@ def _calibrate(devices: tuple[str, ...], context: PartContext) -> dict[str, Any]
 
     if kind(default_devices(2, share=True)[0]) == kind(devices[0]):
         # The study's runs share the machine's present load with the calibration, whatever that is.
-        data = load_calibration(fresh=context.fresh, if_slower=True, progress=context.note).to_dict()
+        measured: list[str] = []
+
+        def note(text: str) -> None:
+            measured.append(text)
+            context.note(text)
+
+        data = load_calibration(fresh=context.fresh, if_slower=True, progress=note).to_dict()
+        is_measured_here = bool(measured)
     else:  # a single GPU has no link to measure: its forecasts assume free communication
-        data = calibrate(devices[:1]).to_dict()
-    return {**data, **{name: finite(data[name]) for name in ("link", "collective")}}
+        data, is_measured_here = calibrate(devices[:1]).to_dict(), True
+    links = {name: finite(data[name]) for name in ("link", "collective")}
+    return {**data, **links, _MEASURED_HERE: is_measured_here}
 
 
+_MEASURED_HERE = "is_measured_here"
 _OTHER_LOAD = "other-load"
 
 
@@ -57,34 +68,56 @@ def with_other_load(results: Results, load: float | None) -> Results:
     return results if load is None else replace(results, data={**results.data, _OTHER_LOAD: {"share": load}})
 
 
-def _noise(results: Mapping[str, Any]) -> float:
-    """How much the machine disturbs measurements: variation of its calibration, or the load of other programs.
+def _noise(results: Mapping[str, Any]) -> dict[str, float]:
+    """How much the machine disturbs the measurements of this study, by what shows it.
 
-    Programs that take a share s of a core make a run on it 1 ÷ (1 − s) times as long, and spare another run.
+    Programs that take a share s of a core make a run on it 1 ÷ (1 − s) times as long, and spare another run. The
+    calibration counts if it was measured in this study: an older one says how calm the machine was then.
     """
-    varied = (results.get("calibration") or {}).get("noise") or 0.0
-    share = min(0.95, float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0))
-    return max(float(varied), share / (1 - share))
+    saved = results.get("calibration") or {}
+    varied = float(saved.get("noise") or 0.0) if saved.get(_MEASURED_HERE, True) else 0.0
+    share = _other_share(results)
+    return {"load": share / (1 - share), "calibration": varied, "steps": _step_variation(results)}
+
+
+def _other_share(results: Mapping[str, Any]) -> float:
+    """The share of the cores' time that other programs took."""
+    return min(0.95, float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0))
+
+
+def _step_variation(results: Mapping[str, Any]) -> float:
+    """Twice the interquartile range of a run's steps, relative to their throughput; the median over all timed runs."""
+    runs = [row for row in results.values() if isinstance(row, Mapping) and row.get("samples_per_s")]
+    spreads = [row["samples_per_s_spread"] / row["samples_per_s"] for row in runs if row.get("samples_per_s_spread")]
+    return 2 * float(statistics.median(spreads)) if spreads else 0.0
 
 
 def is_busy(results: Mapping[str, Any]) -> bool:
-    """Whether the machine was busy with other programs, by its calibration or during the study."""
-    return _noise(results) > NOISY
+    """Whether the machine disturbed the measurements of this study."""
+    return max(_noise(results).values()) > NOISY
 
 
 def why_busy(results: Mapping[str, Any]) -> str:
-    """What shows that the machine was busy, as a clause; "" if it was not."""
-    if not is_busy(results):
-        return ""
-    share = float((results.get(_OTHER_LOAD) or {}).get("share") or 0.0)
-    if share / (1 - min(0.95, share)) > NOISY:
-        return f"other programs took {percent(share)} of the cores' time"
-    return f"repeated measurements of this machine varied by {percent(_noise(results))}"
+    """What shows that the machine disturbed the measurements of this study, as a clause; "" if it did not."""
+    noise = _noise(results)
+    if noise["load"] > NOISY:
+        return f"other programs took {percent(_other_share(results))} of the cores' time"
+    if noise["calibration"] > NOISY:
+        return f"repeated measurements of this machine varied by {percent(noise['calibration'])}"
+    return f"the steps of one run varied by {percent(noise['steps'] / 2)}" if noise["steps"] > NOISY else ""
+
+
+def why_rough(results: Mapping[str, Any]) -> str:
+    """Why forecasts can't be relied on, as a clause: the machine is busy, or was when it was calibrated; or ""."""
+    noise = float((results.get("calibration") or {}).get("noise") or 0.0)
+    if because := why_busy(results):
+        return because
+    return f"the calibration of this machine varied by {percent(noise)}" if noise > NOISY else ""
 
 
 def noise_margin(results: Mapping[str, Any]) -> float:
     """Relative difference between two single runs up to which they can't be told apart: more on a busy machine."""
-    return max(0.05, _noise(results))
+    return max(0.05, *_noise(results).values())
 
 
 def calibration_note(results: Mapping[str, Any]) -> str:
@@ -95,7 +128,7 @@ def calibration_note(results: Mapping[str, Any]) -> str:
     noise = saved.get("noise") or 0.0
     text = f" Forecasts use a calibration of this machine of {str(saved['measured_at'])[:16].replace('T', ' ')}"
     text += f", whose rounds varied by {percent(noise)}" if noise else ""
-    return text + (", so they are rough." if noise > NOISY else ".")
+    return text + (", so they are rough (--restart measures it again)." if noise > NOISY else ".")
 
 
 def finite(content: Any) -> Any:
@@ -107,11 +140,17 @@ def finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def measure_costs(plan: Plan, *, repeats: int) -> dict[str, Any]:
-    """Measure a plan's model; return its costs as JSON holds them."""
+def measure_costs(plan: Plan, *, repeats: int, cache: Path | None = None) -> dict[str, Any]:
+    """Measure a plan's model; return its costs as JSON holds them.
+
+    Args:
+        plan: What to measure.
+        repeats: Measurements of each unit.
+        cache: Folder of the profiles of this study, for units that several of its plans measure alike.
+    """
     from stagewright.planner.costs.measure import measure_model
 
-    costs = measure_model(plan, repeats=repeats, cache=False)
+    costs = measure_model(plan, repeats=repeats, cache=cache if cache is not None else False)
     return {
         "profile": costs.profile.to_dict(),
         "terms": costs.overheads.to_dict(),

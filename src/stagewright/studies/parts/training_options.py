@@ -108,7 +108,11 @@ class TrainingOptions:
         if quick and given.get("tasks") is None:
             # Of the tasks only this one is learned within a quick study: the others would compare guesses.
             data, tasks = data_folder(given.get("data")), ("digits",)
-            note("quick: training digits-vit on the embedded digits, which it can learn in this time (--tasks: others)")
+            found: tuple[str, ...] = ()
+            if given.get("data") is not None:  # refused if it has none of the tasks, even one level lower
+                data, found = choose_tasks(None, given["data"], cls.FULL_TASKS, note)
+            others = f"; for the data in {data}: --tasks {','.join(found)}" if found else " (--tasks: others)"
+            note(f"quick: training digits-vit on the embedded digits, which it can learn in this time{others}")
         else:
             data, tasks = choose_tasks(given.get("tasks"), given.get("data"), cls.FULL_TASKS, note)
         devices = given.get("devices") or choose_devices(cls.most_devices(given))

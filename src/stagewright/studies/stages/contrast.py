@@ -145,11 +145,12 @@ def contrast_summary(contrast: Contrast | None) -> tuple[str, str]:
     """What was measured and what to do, each a sentence; empty where the second model says nothing."""
     if contrast is None or len(contrast.ordered) < 2:
         return "", ""
-    best, slower = contrast.ordered[0], contrast.slower
+    slower = contrast.slower
     rates = "; ".join(f"{run.policies} {times(run.speedup or 0.0)}" for run in contrast.ordered)
     measured = f" Policies that cut differently, {contrast.model} with 2 stages, {contrast.mode}: {rates}."
+    good = [run.policies for run in contrast.ordered if run not in slower]
     advice = (
-        f" Where policies cut differently, use {best.policies}: on {contrast.model} faster than "
+        f" Where policies cut differently, use {joined(good, 'or')}: on {contrast.model} faster than "
         f"{joined(run.policies for run in slower)}."
         if slower
         else f" On {contrast.model}, which the policies cut differently, their difference is within the noise."

@@ -21,7 +21,7 @@ from stagewright.studies.framework.rounds import (
     speedups_by_round,
 )
 from stagewright.studies.framework.study import Results
-from stagewright.studies.parts.measurements import noise_margin, why_busy
+from stagewright.studies.parts.measurements import noise_margin, why_rough
 
 PUBLISHED = {2: 1.94, 3: 3.07, 4: 4.09}
 """Published speed-ups of an image model in stages on 4 machines, inference (PiPPy)."""
@@ -163,7 +163,7 @@ def known_change(
     check = forecast_check(results, options, mode, runs)
     gain = percent(change["gain"])
     if check.verdict == "withheld":
-        because = f", since {reason}" if (reason := why_busy(results)) else ""
+        because = f", since {reason}" if (reason := why_rough(results)) else ""
         return None, f"forecasts are withheld{because}, so none says which change would help"
     if check.error > change["gain"]:
         return None, (
@@ -226,7 +226,7 @@ def forecast_check(
             for run in runs
             if not run.shared and "speedup" in (forecast := forecasts.get(str(run.num_stages), {}).get(run.policy, {}))
         ],
-        busy=why_busy(results),
+        busy=why_rough(results),
         is_disturbed=any(run.implausible for run in runs if not run.shared),
     )
 

@@ -79,8 +79,12 @@ def _best_measured(head: str, runs: Sequence[MeasuredRun], splits: Mapping[str, 
         verdict = f"{rates}. The difference is within the variation between runs of the same split."
     else:
         close = [run.policies for run in ordered[1:] if not best.differs_from(run)]
-        within = f" (within the variation between runs: {joined(close)})" if close else ""
-        verdict = f"{rates}. The best policy is {best.policies}{within}."
+        verdict = (
+            f"{rates}. The best policies are {joined([best.policies, *close])}, whose difference is within the "
+            "variation between runs."
+            if close
+            else f"{rates}. The best policy is {best.policies}."
+        )
     is_different = best.differs_from(worst)
     fast, slow = splits[best.policy], splits[worst.policy]
     relative = slow["bottleneck_s"] / fast["bottleneck_s"]

@@ -9,7 +9,7 @@ from stagewright.cluster.device import num_separate
 from stagewright.simulator.what_if import explain_loss
 from stagewright.studies.framework.phrases import counted, joined, percent, spread, times
 from stagewright.studies.framework.study import Results, Summary
-from stagewright.studies.parts.measurements import why_busy
+from stagewright.studies.parts.measurements import why_rough
 from stagewright.studies.stages.contrast import Contrast, contrast_summary
 from stagewright.studies.stages.measured import (
     MeasuredRun,
@@ -84,7 +84,7 @@ def _more_stages(results: Results, options: Mapping[str, Any], runs: Runs) -> st
             withheld.append((mode, joined(map(str, forecasts))))
     for counts in dict.fromkeys(counts for _, counts in withheld):
         modes = joined(mode for mode, others in withheld if others == counts)
-        texts.append(f" {counts} stages need more devices, and their forecasts are withheld ({modes}).")
+        texts.append(f" {modes.capitalize()}: forecasts for {counts} stages, which need more devices, are withheld.")
     return "".join(texts)
 
 
@@ -96,10 +96,11 @@ def _traces(results: Results, best: Mapping[str, MeasuredRun]) -> str:
         sends = [share["transfer_s"] / share["step_s"] for share in shares]
         idle = [share["bubble_s"] / share["step_s"] for share in shares]
         if shares:
-            texts.append(f"in {mode} up to {percent(max(sends))} and {percent(max(idle))} of a worker's step")
-    if not texts:
-        return ""
-    return f" Only the pipeline sends and receives, and waits in its bubble: {joined(texts)}."
+            texts.append(
+                f"in {mode} up to {percent(max(sends))} of a worker's step for sends and receives and up to "
+                f"{percent(max(idle))} in the pipeline bubble"
+            )
+    return f" What only the pipeline's trace shows: {joined(texts)}." if texts else ""
 
 
 def _ideal(results: Results, options: Mapping[str, Any], best: Mapping[str, MeasuredRun]) -> str:
@@ -134,7 +135,7 @@ def _why(results: Results, best: Mapping[str, MeasuredRun]) -> str:
             texts.append(text)
     if not texts:
         return "Unknown: no pipeline was explained."
-    because = why_busy(results)
+    because = why_rough(results)
     busy = f"Uncertain, since {because}. In this run: " if because else ""
     return f"{busy}{'t' if busy else 'T'}he largest loss in {'; in '.join(texts)}."
 

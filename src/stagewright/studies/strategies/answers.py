@@ -74,8 +74,10 @@ def _training(results: Results, options: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{recipe.model} on {recipe.shown_data}{size}: {used}, {epochs}, {seeds}, starting from {weights} weights."
         )
-        if task == "digits" and options["data"] is None:
-            yield "No data was given: these are the embedded digits, not the published data sets."
+        if task == "digits":
+            yield (
+                "These are the embedded digits, not the published data sets: --tasks names those, with --data-dir DATA."
+            )
 
 
 def _groups(

@@ -40,6 +40,8 @@ def large_parts(options: Options) -> Iterator[Part]:
         for workers in options.large_workers
         for batch in options.large_batches
         for kind in LARGE_KINDS
+        # Gradient accumulation needs as much memory for any batch: quick, the largest shows that.
+        if kind != "accumulated" or not options.quick or batch == max(options.large_batches)
     ]
     for workers, batch, kind in cases:
         yield Part(
@@ -115,7 +117,7 @@ def _large(options: Options, kind: str, batch: int, workers: int, context: PartC
     plan = options.large_plan(kind, batch, _cuts(options, saved, workers), workers)
     limit = context.results["large-limit"]["memory_bytes"]
     about = {"batch": batch, "microbatches": plan.microbatches, "shared": not options.is_run(workers)}
-    row = context.run_or_out_of_memory(replace(plan, memory_bytes=limit))
+    row = context.run_or_out_of_memory(replace(plan, memory_bytes=limit), for_speed=not options.quick)
     fields = ("ran", "samples_per_s", "equal", "peak_memory_bytes", "run") if row["ran"] else ("ran", "text")
     return {**about, **{name: row[name] for name in fields}}
 

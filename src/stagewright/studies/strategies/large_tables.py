@@ -83,6 +83,7 @@ def large_table(results: Results, options: Mapping[str, Any]) -> Table:
     runs = large_runs(results, options)
     reference = next((run.rate for run in runs if run.kind == "data" and run.rate), None)
     is_trained = any(run.errors.values for run in runs)
+    has_speed = not options.get("quick")  # whose runs are not repeated where their speed is not plausible
     rows = [
         (
             LARGE_NAMES[run.kind],
@@ -92,8 +93,7 @@ def large_table(results: Results, options: Mapping[str, Any]) -> Table:
             "ran" if run.passed else "parity check failed" if run.row["ran"] else "out of memory",
             format_bytes(max(run.row["peak_memory_bytes"])) if run.row["ran"] else "–",
             _forecast_bytes(limit, run),
-            f"{run.rate:.1f}" if run.rate else "–",
-            f"{run.rate / reference:.2f}" if run.rate and reference else "–",
+            *((_rate(run), _speedup(run, reference)) if has_speed else ()),
             *((run.errors.shown,) if is_trained else ()),
         )
         for run in runs
@@ -102,17 +102,30 @@ def large_table(results: Results, options: Mapping[str, Any]) -> Table:
     memory = format_bytes(limit["memory_bytes"]) if limit is not None else "an unknown size"
     is_chosen = limit is not None and limit["is_chosen"]
     choice = " (between what data parallel needs for the two largest batches)" if is_chosen else ""
-    columns = ("experiment", "workers", "batch", "micro-batches", "result", "peak memory", "forecast", "samples/s")
+    columns = ("experiment", "workers", "batch", "micro-batches", "result", "peak memory", "forecast")
+    speed = (
+        "Speed-up: over data parallel with the smallest batch. "
+        if has_speed
+        else "Their speeds are not compared with --quick. "
+    )
     error = "Error: 100 − accuracy, mean ± standard deviation over seeds. " if is_trained else ""
     shared = "Workers that share a device have no speed. " if any(run.row.get("shared") for run in runs) else ""
     return study_table(
         f"Large batches of {recipe.model} on devices of {memory}",
-        (*columns, "speed-up", *(("error %",) if is_trained else ())),
+        (*columns, *(("samples/s", "speed-up") if has_speed else ()), *(("error %",) if is_trained else ())),
         rows,
         f"Memory limit: {memory} per worker{choice}; a worker that exceeds it ends the run. Micro-batches have "
-        f"{options['piece']} samples. Speed-up: over data parallel with the smallest batch. {error}{shared}"
+        f"{options['piece']} samples. {speed}{error}{shared}"
         f"{PUBLISHED_LARGE}",
     )
+
+
+def _rate(run: LargeRun) -> str:
+    return f"{run.rate:.1f}" if run.rate else "–"
+
+
+def _speedup(run: LargeRun, reference: float | None) -> str:
+    return f"{run.rate / reference:.2f}" if run.rate and reference else "–"
 
 
 def _forecast_bytes(limit: Mapping[str, Any] | None, run: LargeRun) -> str:

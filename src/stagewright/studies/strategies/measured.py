@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from stagewright.runs.result import RunResult
 from stagewright.studies.framework.accuracy import AccuracyScale, accuracy_scale
 from stagewright.studies.framework.forecasts import ForecastCheck, check_forecasts
 from stagewright.studies.framework.rounds import (
@@ -24,7 +25,7 @@ from stagewright.studies.framework.rounds import (
     read_trained,
     speedups_by_round,
 )
-from stagewright.studies.parts.measurements import noise_margin, why_busy
+from stagewright.studies.parts.measurements import noise_margin, why_rough
 
 CLIENT = r"f([1-9]\d*)l([1-9]\d*)"
 """Name of a cut by the numbers of its first and last units at the client: f4l3."""
@@ -142,6 +143,8 @@ class MeasuredExperiment(SeedValues, Speedups):
     """Whether it was run with a device for each worker."""
     peak_bytes: tuple[int, ...]
     """Peak memory of each worker; empty if it was not run."""
+    compute_ratio: float | None = None
+    """How long all workers compute in a step, relative to one device for the same batch; None: unknown."""
     shares: tuple[Mapping[str, Any], ...] = ()
     """Where the time of each worker's step went, in the last round; empty if that is unknown."""
 
@@ -224,7 +227,7 @@ def forecast_check(results: Mapping[str, Any], measured: Sequence[MeasuredExperi
     """Compare the forecasts of a task's experiments with those that were measured."""
     pairs = [(row.speedup, row.forecast) for row in measured if row.is_measured]
     is_disturbed = any(row.implausible for row in measured if row.is_measured)
-    return check_forecasts(pairs, busy=why_busy(results), is_disturbed=is_disturbed)
+    return check_forecasts(pairs, busy=why_rough(results), is_disturbed=is_disturbed)
 
 
 def measured_experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
@@ -244,6 +247,12 @@ def _corrected(row: MeasuredExperiment, check: ForecastCheck) -> MeasuredExperim
         return replace(row, samples_per_s=None, speedups=())
     rate = None if row.samples_per_s is None else row.samples_per_s * speedup / row.forecast
     return replace(row, samples_per_s=rate, speedups=(speedup,))
+
+
+def _compute_ratio(shares: Sequence[Mapping[str, Any]], baseline: RunResult | None) -> float | None:
+    if not shares or baseline is None or not baseline.latency_s:
+        return None
+    return float(sum(share["compute_s"] for share in shares)) / baseline.latency_s
 
 
 def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: str) -> list[MeasuredExperiment]:
@@ -268,6 +277,7 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
         else:
             rate = forecast["samples_per_s"] if forecast is not None else None
             speedups, implausible = (forecast["speedup"],) if forecast is not None else (), ()
+        shares = tuple(runs[max(runs)].extra.get("shares") or ()) if runs else ()
         measured.append(
             MeasuredExperiment(
                 experiment=experiment,
@@ -282,7 +292,8 @@ def _experiments(results: Mapping[str, Any], options: Mapping[str, Any], task: s
                 equal=all(run.equal for run in runs.values()),
                 peak_bytes=runs[max(runs)].peak_memory_bytes if runs else (),
                 implausible=implausible,
-                shares=tuple(runs[max(runs)].extra.get("shares") or ()) if runs else (),
+                shares=shares,
+                compute_ratio=_compute_ratio(shares, baselines.get(max(runs, default=0))),
             )
         )
     return measured

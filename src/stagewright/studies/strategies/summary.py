@@ -95,6 +95,10 @@ def _why(data: MeasuredExperiment, pipeline: MeasuredExperiment) -> str:
     )
 
 
+_MORE_COMPUTE = 1.1
+"""Compute time of all workers, relative to one device, from which it is worth a sentence."""
+
+
 def _shares(results: Results, pairs: Sequence[tuple[str, MeasuredExperiment, MeasuredExperiment]]) -> Iterator[str]:
     """Where the time of a step went, of every measured pair."""
     busy = ", on a busy machine" if is_busy(results) else ""
@@ -104,6 +108,13 @@ def _shares(results: Results, pairs: Sequence[tuple[str, MeasuredExperiment, Mea
                 f"Time of a step ({name}, mean of {data.experiment.workers} workers{busy}): data parallel "
                 f"{mean_shares_text(data.shares)}; pipeline {mean_shares_text(pipeline.shares)}."
             )
+            ratios = (data.compute_ratio or 0.0, pipeline.compute_ratio or 0.0)
+            if min(ratios) > 0 and max(ratios) > _MORE_COMPUTE:
+                yield (
+                    f"All workers together compute {times(ratios[0])} (data parallel) and {times(ratios[1])} "
+                    "(pipeline) as long as one device for the same batch: smaller batches use a device less well, and "
+                    "cores of one machine slow each other down."
+                )
 
 
 def _advice(

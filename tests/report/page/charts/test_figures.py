@@ -34,7 +34,13 @@ def test_curves_keep_their_points() -> None:
 
 def test_a_timeline_shows_the_median_step(tmp_path: Path) -> None:
     trace = read_trace(make_run(tmp_path, "pipeline=2"))
-    (axes,) = chart_figure(make_timeline(trace, name="x", title="pipeline=2")).axes
+    figure = chart_figure(make_timeline(trace, name="x", title="pipeline=2"))
+    (axes,), (legend,) = figure.axes, figure.legends
+    kinds = {event.kind for worker in trace.workers for event in worker.events}
+    names = [text.get_text() for text in legend.texts]
+    assert names[:2] == ["forward and P2P send, in the color of the stage", "backward, paler"]
+    assert ("optimizer" in names) == ("optimizer" in kinds)
+    assert ("waiting for a P2P receive" in names) == ("receive" in kinds)
     begin, end = trace.spans[trace.median_step]
     assert axes.get_xlim()[1] == pytest.approx(end - begin)
     starts = sorted(bar.get_x() for bar in axes.patches if bar.get_x() >= 0 and bar.get_width() > 0.015)  # type: ignore[attr-defined]

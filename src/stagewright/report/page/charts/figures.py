@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,11 +139,31 @@ def _timeline_figure(timeline: Timeline) -> Figure:
     axes.set_title(
         _plain(f"{timeline.title}: step {data['median']}"), loc="left", color=INK, fontsize=11, fontweight="bold"
     )
-    names = {"forward": "stage-0", "backward": "stage-0-pale", "collective": "share-collective", "waiting": "grid"}
-    keys = [Patch(facecolor=color(paint), label=name) for name, paint in names.items()]
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=8.5)
+    keys = [Patch(facecolor=color(paint), label=name) for name, paint in _legend(_kinds(data)).items()]
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(4, len(keys)), frameon=False, fontsize=8.5)
     _style(axes, "x")
     return figure
+
+
+def _kinds(data: dict[str, Any]) -> set[str]:
+    """The kinds of events that a timeline has."""
+    lanes = [lane for worker in data["workers"] for lane in worker["lanes"]]
+    indices = {_value(lane["kind"], index) for lane in lanes for index in range(len(lane["begin"]))}
+    return {data["kinds"][index] for index in indices}
+
+
+def _legend(kinds: Collection[str]) -> dict[str, str]:
+    """The color name of each kind of event that is drawn, by its name for people."""
+    names = {
+        "forward": ("forward and P2P send, in the color of the stage", "stage-0"),
+        "backward": ("backward, paler", "stage-0-pale"),
+        "recompute": ("recompute", "share-bubble"),
+        "collective": ("collective", "share-collective"),
+        "encode": ("codec encode, decode", "tone-good"),
+        "receive": ("waiting for a P2P receive", "grid"),
+        "optimizer": ("optimizer", "muted"),
+    }
+    return dict(shown for start, shown in names.items() if any(kind.startswith(start) for kind in kinds))
 
 
 def _draw_lane(axes: Axes, lane: dict[str, Any], row: float, number: int, data: dict[str, Any]) -> None:

@@ -64,7 +64,8 @@ def test_gradients_reach_the_maps_only() -> None:
     maps = torch.ones(1, 1, 8, 8, dtype=torch.float64, requires_grad=True)
     regions = torch.tensor([[0.0, 1.0, 1.0, 5.0, 5.0]], dtype=torch.float64, requires_grad=True)
     align_regions(maps, regions, 1.0, 2, 2, 2, False).sum().backward()
-    assert maps.grad is not None and float(maps.grad.sum()) == pytest.approx(4.0)
+    assert maps.grad is not None
+    assert float(maps.grad.sum()) == pytest.approx(4.0)
     assert regions.grad is None
 
 
@@ -73,4 +74,5 @@ def test_no_region() -> None:
 
     maps = torch.ones(1, 3, 8, 8, requires_grad=True)
     found = align_regions(maps, torch.zeros(0, 5), 1.0, 2, 2, -1, False)
-    assert found.shape == (0, 3, 2, 2) and found.requires_grad
+    assert found.shape == (0, 3, 2, 2)
+    assert found.requires_grad

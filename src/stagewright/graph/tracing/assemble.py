@@ -28,7 +28,7 @@ from stagewright.errors import CaptureError
 from stagewright.graph.contexts import Autocast, GradMode
 from stagewright.graph.symbolic_shapes import depends_only_on_batch
 from stagewright.graph.tracing.observation import TensorSpec
-from stagewright.graph.tracing.packed_sequences import pack_arguments, pad_results, padded_steps
+from stagewright.graph.tracing.packed_sequences import pad_results, padded_steps, rebuild_packed
 from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall, number_dtype
 from stagewright.structure import Structure
 
@@ -221,8 +221,8 @@ class _Assembler:
                 rebuilt.append(spec.unflatten(part))
             else:
                 constant = self.attribute(self.constant(spec))
-                argument = self.graph.call_function(_rebuild, (constant, part))
-                rebuilt.append(self.graph.call_function(pack_arguments, (argument,)) if self.trace.padded else argument)
+                rebuild = rebuild_packed if self.trace.padded else _rebuild
+                rebuilt.append(self.graph.call_function(rebuild, (constant, part)))
         num_args = len(args_spec.children)
         return tuple(rebuilt[:num_args]), dict(zip(kwargs_spec.keys, rebuilt[num_args:], strict=True))
 

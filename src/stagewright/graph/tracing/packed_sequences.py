@@ -93,9 +93,12 @@ def call_packed(call: Callable[..., Any]) -> Callable[..., Any]:
     return padded
 
 
-def pack_arguments(value: Any) -> Any:
-    """Return an argument of a unit with packed sequences instead of padded ones."""
-    return _convert(value, _pack)
+def rebuild_packed(spec: Structure, leaves: Sequence[Any]) -> Any:
+    """Rebuild an argument of a unit with packed sequences instead of padded ones."""
+    parts = list(leaves)
+    for position in _positions(spec):
+        parts[position + 1] = parts[position + 1].cpu()  # a GPU receives everything into its own memory
+    return _convert(spec.unflatten(parts), _pack)
 
 
 def pad_results(value: Any, num_steps: Sequence[int]) -> Any:
@@ -106,15 +109,18 @@ def pad_results(value: Any, num_steps: Sequence[int]) -> Any:
 
 def padded_steps(spec: Structure, leaves: Sequence[Any]) -> tuple[int, ...]:
     """Return the number of steps of each padded sequence in an observed value."""
+    return tuple(leaves[index].shape[0] // leaves[index + 1].shape[1] for index in _positions(spec))
+
+
+def _positions(spec: Structure, start: int = 0) -> list[int]:
+    """Return the index of the first leaf of each packed sequence."""
     if getattr(spec.node, "context", None) is _PackedSequence:  # pytree takes it for a namedtuple
-        data, lengths = leaves[:2]
-        return (data.shape[0] // lengths.shape[1],)
-    steps: tuple[int, ...] = ()
-    start = 0
+        return [start]
+    positions = []
     for child in spec.children:
-        steps += padded_steps(child, leaves[start : start + child.num_leaves])
+        positions += _positions(child, start)
         start += child.num_leaves
-    return steps
+    return positions
 
 
 def is_recurrent(module: nn.Module) -> bool:

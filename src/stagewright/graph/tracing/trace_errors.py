@@ -61,9 +61,10 @@ def find_failing_module(error: Exception, model: nn.Module, opened: Collection[s
 def _module_with_hook(model: nn.Module) -> str | None:
     """Return the name of the first module with a forward hook of the user's own code."""
     for name, module in model.named_modules():
-        paths = [getattr(getattr(hook, "__code__", None), "co_filename", "") for hook in module._forward_hooks.values()]
-        if any(path and not path.startswith((_STAGEWRIGHT, _TORCH, _LIBRARIES)) for path in paths):
-            return name
+        codes = [getattr(hook, "__code__", None) for hook in module._forward_hooks.values()]
+        paths: list[str] = [code.co_filename for code in codes if code is not None]
+        if any(not path.startswith((_STAGEWRIGHT, _TORCH, _LIBRARIES)) for path in paths):
+            return str(name)
     return None
 
 

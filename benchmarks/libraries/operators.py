@@ -6,12 +6,12 @@ Its models need them for detection only; its Python code needs them to be define
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
-from typing import Any
 
 import numpy as np
 import torch
+
+from libraries.region_align import align_regions
 
 __all__ = ["define_missing_operators"]
 
@@ -47,14 +47,14 @@ def define_missing_operators() -> None:
         for schema in _SCHEMAS:
             library.define(schema)
         library.impl("nms", _nms, "CPU")
-        library.impl("roi_align", _roi_align, "CompositeImplicitAutograd")
+        library.impl("roi_align", align_regions, "CompositeImplicitAutograd")
         import torchvision
         import torchvision.extension
 
         torchvision.extension._has_ops = lambda: True
-        # Compiled, it would round differently after the first call under a dispatch mode.
+        # torchvision's would be compiled, and rounds differently after the first call under a dispatch mode.
         module = sys.modules["torchvision.ops.roi_align"]  # a function has its name in torchvision.ops
-        module._roi_align = inspect.unwrap(module._roi_align)  # type: ignore[attr-defined]
+        module._roi_align = align_regions  # type: ignore[attr-defined]
 
 
 def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.Tensor:
@@ -70,10 +70,3 @@ def _nms(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> torch.T
             kept.append(index)
             suppressed |= overlaps[index]
     return torch.tensor(kept, dtype=torch.int64)
-
-
-def _roi_align(*args: Any) -> torch.Tensor:
-    from torchvision.ops.roi_align import _roi_align as align
-
-    result: torch.Tensor = align(*args)
-    return result

@@ -7,7 +7,6 @@ and a fix.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.nn.parameter import is_lazy
 
 from stagewright import structure
 from stagewright.errors import CaptureError, UsageError
-from stagewright.graph.cut import UnitCall
 from stagewright.graph.equivalence import find_difference, is_repeatable, mix_samples
 from stagewright.graph.preserve import preserved
 from stagewright.graph.symbolic_shapes import is_constant
@@ -26,13 +24,15 @@ from stagewright.graph.tracing.batch_layout import (
     Arguments,
     BatchLayout,
     candidate_layouts,
+    contradicts_layers,
     guess_batch_dims,
     normalize_arguments,
 )
 from stagewright.graph.tracing.carried import find_uncarried, find_varying_numbers, has_frozen_numbers
 from stagewright.graph.tracing.cheap_products import cheap_products
 from stagewright.graph.tracing.hidden_state import run_with_hidden_state
-from stagewright.graph.tracing.observation import CallSpec, Observation, TensorSpec, observe
+from stagewright.graph.tracing.observation import Observation, observe, same_calls
+from stagewright.graph.tracing.packed_sequences import explain_packed
 from stagewright.graph.tracing.trace import Trace, trace
 from stagewright.graph.tracing.trace_errors import explain_failure, failure_reason, find_failing_module
 from stagewright.graph.unit_graph import UnitGraph
@@ -40,8 +40,8 @@ from stagewright.graph.unit_selection import (
     UnitSelection,
     choose_units,
     has_backward_hooks,
+    name_calls,
     outermost_calls,
-    repeated_blocks,
 )
 from stagewright.machine.cpu_offload import offloaded
 from stagewright.machine.hollow import is_hollow_model
@@ -106,7 +106,7 @@ def capture(
     devices = [leaf.device for leaf in structure.leaves(arguments) if isinstance(leaf, torch.Tensor)]
     batch_dims = guess_batch_dims(model) if batch_dim is None else (batch_dim,)
     with preserved(model), offloaded(model, devices[0] if devices else torch.device("cpu")):
-        return _Capture(model, arguments, units, batch_dims, name or type(model).__name__).run()
+        return _run(_Capture(model, arguments, units, batch_dims, name or type(model).__name__))
 
 
 def capture_fixed(
@@ -115,7 +115,21 @@ def capture_fixed(
     """Capture a model for the shapes of one batch, whose number of samples no dimension tells (lists of samples)."""
     arguments = normalize_arguments(args, kwargs)
     with preserved(model):
-        return _Capture(model, arguments, units, (), type(model).__name__, fixed_size=batch_size).run()
+        return _run(_Capture(model, arguments, units, (), type(model).__name__, fixed_size=batch_size))
+
+
+def _run(attempt: _Capture) -> UnitGraph:
+    """Capture the model; once more with padded sequences if it packs them where a graph can't hold them."""
+    try:
+        return attempt.run()
+    except CaptureError as error:
+        if not attempt.packs_sequences:
+            raise
+        attempt.padded, attempt.notes = True, []
+        try:
+            return attempt.run()
+        except CaptureError as padded_error:
+            raise explain_packed(attempt.model, error, padded_error) from padded_error
 
 
 class _Capture:
@@ -137,11 +151,14 @@ class _Capture:
         self.fixed_size = fixed_size
         self.arguments = arguments
         self.units = units
+        self.packs_sequences = False
+        self.padded = False  # keep packed sequences between units padded
         self.notes: list[str] = []
         self.modules = dict(model.named_modules(remove_duplicate=False))
 
     def run(self) -> UnitGraph:
         observed = self.observe()
+        self.packs_sequences = observed[0].packs_sequences
         closed = self.unrepeatable(*observed[:2])
         graph, problem = self.build(*observed, closed, carry_all=False)
         if problem is not None and any(has_frozen_numbers(call) for call in observed[0].calls):
@@ -192,7 +209,7 @@ class _Capture:
         graph = UnitGraph(
             model=self.model,
             name=self.name,
-            calls=self.unit_calls(observation, selection),
+            calls=name_calls(self.model, observation, selection),
             assembled=assembled,
             inputs=inputs,
             batch_size=batch_size,
@@ -292,6 +309,7 @@ class _Capture:
     def observe(self) -> tuple[Observation, Observation | None, BatchLayout | None, Arguments, tuple[int, int]]:
         """Run the model at two batch sizes, for each possible batch dimension until one works."""
         problem: Exception | None = None
+        unlikely = None
         layouts = candidate_layouts(self.arguments, self.batch_dims) if self.fixed_size is None else []
         for layout in layouts:
             example_size = max(layout.batch_size, 2)
@@ -299,15 +317,20 @@ class _Capture:
             for base, size in dict.fromkeys(candidates):
                 try:
                     arguments = layout.resized(self.arguments, base)
-                    first = observe(self.model, *arguments)
-                    second = observe(self.model, *layout.resized(self.arguments, size))
+                    first = observe(self.model, *arguments, padded=self.padded)
+                    second = observe(self.model, *layout.resized(self.arguments, size), padded=self.padded)
                 except Exception as error:  # anything that the model raises
                     problem = problem or error
                     continue
-                if _same_calls(first, second):
-                    return first, second, layout, arguments, (base, size)
+                if same_calls(first, second):
+                    observed = first, second, layout, arguments, (base, size)
+                    if layout.dim == 0 or not contradicts_layers(self.modules, first, second):
+                        return observed
+                    unlikely = unlikely or observed
+        if unlikely is not None:
+            return unlikely
         try:
-            observation = observe(self.model, *self.arguments)
+            observation = observe(self.model, *self.arguments, padded=self.padded)
         except Exception as error:
             shapes = [
                 f"{list(leaf.shape)} {leaf.dtype}"
@@ -355,6 +378,7 @@ class _Capture:
                 dynamic_shapes=layout.dynamic_shapes(arguments) if layout is not None else None,
                 packed=observation.packed,
                 hidden=hidden,
+                padded=self.padded,
             ),
         )
 
@@ -370,52 +394,3 @@ class _Capture:
         closed.add(name)
         self.notes.append(f"{name} is kept whole: its forward can't be traced ({failure_reason(error)})")
         return True
-
-    def unit_calls(self, observation: Observation, selection: UnitSelection) -> tuple[UnitCall, ...]:
-        """Name every unit call and the repeated block that contains it."""
-        blocks = _enclosing_blocks(observation, repeated_blocks(self.model, observation))
-        counts: Counter[str] = Counter()
-        calls: list[UnitCall] = []
-        for call in outermost_calls(observation, selection.units):
-            counts[call.name] += 1
-            calls.append(
-                UnitCall(
-                    index=len(calls),
-                    name=_numbered(call.name, counts[call.name]),
-                    target=call.name,
-                    kind=type(self.modules[call.name]).__name__,
-                    block=blocks.get(id(call)),
-                )
-            )
-        return tuple(calls)
-
-
-def _same_calls(first: Observation, second: Observation) -> bool:
-    """Whether two runs made the same calls with results of the same structure."""
-
-    def signature(call: CallSpec) -> tuple[Any, ...]:
-        kinds = tuple(isinstance(leaf, TensorSpec) for leaf in call.out_leaves)
-        ranks = tuple(len(leaf.shape) for leaf in call.out_leaves if isinstance(leaf, TensorSpec))
-        return call.name, call.out_spec, kinds, ranks
-
-    return [signature(call) for call in first.calls] == [signature(call) for call in second.calls]
-
-
-def _enclosing_blocks(observation: Observation, blocks: frozenset[str]) -> dict[int, str]:
-    """Map each call (by id) to the name of the repeated block call that it is or is part of."""
-    counts: Counter[str] = Counter()
-    block_by_index: list[str | None] = []
-    block_by_call: dict[int, str] = {}
-    for call in observation.calls:
-        block = block_by_index[call.parent] if call.parent is not None else None
-        if block is None and call.name in blocks:
-            counts[call.name] += 1
-            block = _numbered(call.name, counts[call.name])
-        block_by_index.append(block)
-        if block is not None:
-            block_by_call[id(call)] = block
-    return block_by_call
-
-
-def _numbered(name: str, nth: int) -> str:
-    return name if nth == 1 else f"{name}@{nth}"

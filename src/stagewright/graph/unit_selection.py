@@ -11,7 +11,7 @@ called (``nn.ModuleList``) do not matter.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +19,7 @@ from functools import cached_property
 from torch import nn
 
 from stagewright.errors import UnknownName, UsageError
+from stagewright.graph.cut import UnitCall
 from stagewright.graph.tracing.observation import CallSpec, Observation, TensorSpec
 
 NUM_PIECES = 16  # a module is opened if it costs more than 1 / NUM_PIECES of the model …
@@ -226,3 +227,42 @@ def _ancestors(name: str, tree: _CallTree) -> set[str]:
 
 def _num_parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def name_calls(model: nn.Module, observation: Observation, selection: UnitSelection) -> tuple[UnitCall, ...]:
+    """Name every unit call and the repeated block that contains it."""
+    blocks = _enclosing_blocks(observation, repeated_blocks(model, observation))
+    counts: Counter[str] = Counter()
+    calls: list[UnitCall] = []
+    for call in outermost_calls(observation, selection.units):
+        counts[call.name] += 1
+        calls.append(
+            UnitCall(
+                index=len(calls),
+                name=_numbered(call.name, counts[call.name]),
+                target=call.name,
+                kind=type(model.get_submodule(call.name)).__name__,
+                block=blocks.get(id(call)),
+            )
+        )
+    return tuple(calls)
+
+
+def _enclosing_blocks(observation: Observation, blocks: frozenset[str]) -> dict[int, str]:
+    """Map each call (by id) to the name of the repeated block call that it is or is part of."""
+    counts: Counter[str] = Counter()
+    block_by_index: list[str | None] = []
+    block_by_call: dict[int, str] = {}
+    for call in observation.calls:
+        block = block_by_index[call.parent] if call.parent is not None else None
+        if block is None and call.name in blocks:
+            counts[call.name] += 1
+            block = _numbered(call.name, counts[call.name])
+        block_by_index.append(block)
+        if block is not None:
+            block_by_call[id(call)] = block
+    return block_by_call
+
+
+def _numbered(name: str, nth: int) -> str:
+    return name if nth == 1 else f"{name}@{nth}"

@@ -19,6 +19,12 @@ def test_a_pipeline(pool_of: Any) -> None:
     assert_equal(pool_of(2).run("length_jobs:training", "pipeline=2", "1f1b"))
 
 
+@pytest.mark.parametrize("options", [{}, pytest.param({"recompute": "always"}, marks=pytest.mark.long)])
+def test_packed_sequences_in_a_pipeline(pool_of: Any, options: dict[str, Any]) -> None:
+    """A packed sequence crosses the cut; each micro-batch has sequences of other lengths."""
+    assert_equal(pool_of(2).run("length_jobs:training", "pipeline=2", model="Tagger", **options))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_two_hundred_random_sets_of_lengths(pool_of: Any, schedule: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from stagewright.cluster.device import Device
 from stagewright.engine.batch.splitter import count_tokens
@@ -39,6 +40,27 @@ class Decoder(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
+class Tagger(nn.Module):
+    """Recurrent layers that pass each other a packed sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleList(nn.LSTM(16, 8, bidirectional=True, batch_first=True) for _ in range(4))
+        self.head = nn.Linear(16, VOCABULARY)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        lengths, embedded = mask.sum(1).cpu(), self.embedding(ids)
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        for layer in self.layers:
+            packed, _ = layer(packed)
+        hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=ids.shape[1])
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, type[nn.Module]] = {"Decoder": Decoder, "Tagger": Tagger}
+
+
 def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """The mean over the tokens that count."""
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
@@ -53,17 +75,17 @@ def padded(lengths: Sequence[int], seed: int) -> Batch:
     return Batch(args=(ids, mask), target=torch.where(mask, (ids * 7 + 3) % VOCABULARY, -100))
 
 
-def decoder() -> Model:
+def make_model(module_class: type[nn.Module]) -> Model:
     """The model with an example of 4 sequences of up to 6 tokens."""
     torch.manual_seed(0)
-    module = Decoder().train()
+    module = module_class().train()
 
     def make(count: int) -> Batch:
         return padded([6 - index % 3 for index in range(count)], seed=count)
 
     example = make(4)
     return Model(
-        name="decoder",
+        name=module_class.__name__,
         module=module,
         args=example.args,
         target=example.target,
@@ -93,7 +115,7 @@ def plain_step(module: nn.Module, batches: Sequence[Batch]) -> float:
 
 
 def training(
-    rank: int, mesh: str, schedule: str = "1f1b", seeds: Sequence[int] = (0,), **options: Any
+    rank: int, mesh: str, schedule: str = "1f1b", seeds: Sequence[int] = (0,), model: str = "Decoder", **options: Any
 ) -> dict[str, Any]:
     """Train one step per seed, each on other lengths; return the differences from plain torch."""
     shape = Mesh.parse(mesh)
@@ -101,7 +123,7 @@ def training(
     layers = [f"layers.{index}" for index in range(4)]
     cuts = tuple(layers[round(4 * (index + 1) / num_stages) - 1] for index in range(num_stages - 1))
     plan = Plan(
-        model=ModelSpec(name="decoder"),
+        model=ModelSpec(name=model),
         mesh=shape,
         batch=8,
         microbatches=4 if schedule != "1f1b" else 2 if shape.pipeline > 1 else 1,  # fewer than are given
@@ -111,8 +133,10 @@ def training(
         optimizer=OptimizerSpec(name="sgd", learning_rate=0.1),
         **options,
     )
-    trainer = Trainer(plan, decoder(), make_context(shape, rank, Device.parse("cpu:0")), count_items=count_tokens)
-    plain = decoder().module
+    trainer = Trainer(
+        plan, make_model(MODELS[model]), make_context(shape, rank, Device.parse("cpu:0")), count_items=count_tokens
+    )
+    plain = make_model(MODELS[model]).module
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     errors = []
     for seed in seeds:

@@ -43,3 +43,22 @@ def test_values_of_tensors_as_plain_numbers_are_rejected_with_line_and_fix() -> 
     assert "`use_mask = len(set(lengths)) > 1`: the code between units uses the values of a tensor" in message
     assert "SymInt" not in message
     assert "move that code into a submodule and name it as a unit" in message
+
+
+class Storing(nn.Module):
+    """Uses what a forward hook stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[str, torch.Tensor] = {}
+        self.body, self.head = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.Linear(8, 8)
+        self.body[0].register_forward_hook(lambda module, args, output: self.stored.update(middle=output))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.body(x) + self.stored["middle"])
+        return result
+
+
+def test_results_that_a_hook_stored_are_rejected_with_its_module() -> None:
+    with pytest.raises(CaptureError, match=r"'body\.0' has a forward hook; what it stores can't be used between units"):
+        capture(Storing(), (torch.randn(4, 8),), units="leaf")

@@ -104,7 +104,7 @@ class Sender:
             elif self.codecs is not None:
                 tensor = self.codecs.encode(transfer, position, tensor.detach())
             else:
-                tensor = tensor.detach()
+                tensor = tensor.detach().to(self.device)  # lengths of packed sequences are on the host
             tensor = tensor.cpu().contiguous() if self.through_host else tensor.contiguous()
             for rank in ranks:
                 start = recorder.now()

@@ -28,6 +28,7 @@ from stagewright.errors import CaptureError
 from stagewright.graph.contexts import Autocast, GradMode
 from stagewright.graph.symbolic_shapes import depends_only_on_batch
 from stagewright.graph.tracing.observation import TensorSpec
+from stagewright.graph.tracing.packed_sequences import pad_results, padded_steps, rebuild_packed
 from stagewright.graph.tracing.trace import UNIT_OPERATOR, Trace, TracedCall, number_dtype
 from stagewright.structure import Structure
 
@@ -203,7 +204,10 @@ class _Assembler:
         new.meta["mutates"] = frozenset(
             leaves[index] for index in call.spec.mutated if index < len(leaves) and isinstance(leaves[index], fx.Node)
         )
-        return self.results(new, call, node.meta["val"], leaves)
+        steps = padded_steps(call.spec.out_spec, call.spec.out_leaves) if self.trace.padded else ()
+        result = self.graph.call_function(pad_results, (new, steps)) if steps else new
+        result.meta["contexts"] = contexts
+        return self.results(result, call, node.meta["val"], leaves)
 
     def arguments(self, leaves: list[Any], call: TracedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Rebuild a call's arguments; structures that fx can't hold are rebuilt when the graph runs."""
@@ -217,7 +221,8 @@ class _Assembler:
                 rebuilt.append(spec.unflatten(part))
             else:
                 constant = self.attribute(self.constant(spec))
-                rebuilt.append(self.graph.call_function(_rebuild, (constant, part)))
+                rebuild = rebuild_packed if self.trace.padded else _rebuild
+                rebuilt.append(self.graph.call_function(rebuild, (constant, part)))
         num_args = len(args_spec.children)
         return tuple(rebuilt[:num_args]), dict(zip(kwargs_spec.keys, rebuilt[num_args:], strict=True))
 

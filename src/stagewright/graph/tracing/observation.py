@@ -23,6 +23,12 @@ from stagewright.graph.macs import MacCounter
 from stagewright.graph.tracing.export_patches import count_collected, detect_packing
 from stagewright.graph.tracing.guards import detect_tensor_hooks
 from stagewright.graph.tracing.intercept import can_intercept, intercept_calls
+from stagewright.graph.tracing.packed_sequences import (
+    call_packed,
+    detect_packed_sequences,
+    is_recurrent,
+    padded_sequences,
+)
 from stagewright.structure import Structure
 
 
@@ -78,12 +84,17 @@ class Observation:
     """Multiply-accumulates of the whole run."""
     packed: bool
     """Whether the model found several sequences packed into one sample."""
+    packs_sequences: bool
+    """Whether the model calls ``pack_padded_sequence``."""
     side_effects: dict[str, str]
     """Modules whose forward has a side effect that a graph would lose, with a description of it."""
 
 
-def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Observation:
-    """Run the model once on copies of the inputs and record the specification of every call."""
+def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, padded: bool = False) -> Observation:
+    """Run the model once on copies of the inputs and record the specification of every call.
+
+    ``padded``: keep packed sequences padded, so that their shapes don't depend on the data.
+    """
     calls: list[CallSpec] = []
     stack: list[int] = []
     num_calls: Counter[str] = Counter()
@@ -104,6 +115,9 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         has_own_code = not _is_torch_layer(module)
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            if padded and is_recurrent(module):
+                original = call_packed(original)
+
             def recorder(*call_args: Any, **call_kwargs: Any) -> Any:
                 call = CallSpec(name=name, nth=num_calls[name], parent=stack[-1] if stack else None)
                 num_calls[name] += 1
@@ -157,9 +171,23 @@ def observe(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         context.enter_context(detect_tensor_hooks(note_hook))
         counter = context.enter_context(MacCounter())
         packing = context.enter_context(detect_packing())
+        packs = context.enter_context(padded_sequences(checked=False) if padded else detect_packed_sequences())
         context.enter_context(intercept_calls(recorders))
         model(*args, **kwargs)
-    return Observation(calls=calls, macs=counter.total, packed=any(packing), side_effects=side_effects)
+    return Observation(
+        calls=calls, macs=counter.total, packed=any(packing), packs_sequences=bool(packs), side_effects=side_effects
+    )
+
+
+def same_calls(first: Observation, second: Observation) -> bool:
+    """Whether two runs made the same calls with results of the same structure."""
+
+    def signature(call: CallSpec) -> tuple[Any, ...]:
+        kinds = tuple(isinstance(leaf, TensorSpec) for leaf in call.out_leaves)
+        ranks = tuple(len(leaf.shape) for leaf in call.out_leaves if isinstance(leaf, TensorSpec))
+        return call.name, call.out_spec, kinds, ranks
+
+    return [signature(call) for call in first.calls] == [signature(call) for call in second.calls]
 
 
 def _changed_object(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], spec: Structure) -> str:

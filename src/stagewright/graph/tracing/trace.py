@@ -15,7 +15,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from stagewright.graph.tracing.guards import BatchSizeGuard, collect_guards
 from stagewright.graph.tracing.hidden_state import HiddenState
 from stagewright.graph.tracing.intercept import intercept_calls
 from stagewright.graph.tracing.observation import CallSpec, TensorSpec
+from stagewright.graph.tracing.packed_sequences import padded_sequences
 from stagewright.structure import Structure
 
 _library = torch.library.Library("stagewright", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -68,6 +69,8 @@ class Trace:
     """Conditions on the batch size on which the model branches."""
     specialized: frozenset[str]
     """Modules whose code fixed the batch size."""
+    padded: bool
+    """Whether packed sequences between units are padded."""
     inputs: list[Any]
     """The leaves of the model's arguments; the program has a placeholder for each."""
     in_spec: Structure
@@ -142,12 +145,13 @@ def trace(
     dynamic_shapes: Any,
     packed: bool,
     hidden: HiddenState,
+    padded: bool,
 ) -> Trace:
     """Export the model on ``args`` and ``kwargs`` with the given unit calls opaque.
 
     ``other_calls`` are the same calls at the second batch size (``None``: the batch size is fixed); ``batch_of`` reads
     the batch size from the flattened inputs; ``packed`` says whether the example contains packed sequences. While the
-    model runs, reads of ``hidden`` parameters are detected.
+    model runs, reads of ``hidden`` parameters are detected. With ``padded``, each ``PackedSequence`` is padded.
     """
     tracing = _Tracing(sizes=batch_sizes)
     tracing.outputs = [(call, other_calls[index] if other_calls else None) for index, call in enumerate(calls)]
@@ -213,6 +217,7 @@ def trace(
     with (
         _tracing(tracing),
         patch_for_export(model, packed),
+        padded_sequences(checked=True) if padded else nullcontext(),
         intercept_calls(stubs),
         _silence(),
         collect_guards() as guards,
@@ -230,6 +235,7 @@ def trace(
         specialized=frozenset(
             name for name, module in model.named_modules() if any(module is other for other in guards.specialized)
         ),
+        padded=padded,
         inputs=inputs,
         in_spec=in_spec,
         outputs=outputs,

@@ -39,6 +39,9 @@ def explain_failure(error: Exception, model: nn.Module) -> CaptureError:
         advice = f'keep that code inside one unit (units=["{owner}"])'
     else:
         advice = "move that code into a submodule and name it as a unit"
+    hooked = None if isinstance(error, CaptureError) else _module_with_hook(model)
+    if hooked is not None:
+        reason += f" ({hooked!r} has a forward hook; what it stores can't be used between units, so return it instead)"
     return CaptureError(
         f"can't capture {type(model).__name__}{location}: {reason}; {advice}, "
         "or give the model as an nn.Sequential or a list of stages"
@@ -53,6 +56,16 @@ def find_failing_module(error: Exception, model: nn.Module, opened: Collection[s
         if name is not None and name in opened:
             innermost = name
     return innermost
+
+
+def _module_with_hook(model: nn.Module) -> str | None:
+    """Return the name of the first module with a forward hook of the user's own code."""
+    for name, module in model.named_modules():
+        codes = [getattr(hook, "__code__", None) for hook in module._forward_hooks.values()]
+        paths: list[str] = [code.co_filename for code in codes if code is not None]
+        if any(not path.startswith((_STAGEWRIGHT, _TORCH, _LIBRARIES)) for path in paths):
+            return str(name)
+    return None
 
 
 def _is_about_cache(error: Exception) -> bool:

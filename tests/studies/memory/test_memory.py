@@ -58,6 +58,10 @@ def test_the_ideal_is_made_of_the_measured_step() -> None:
     assert "Data: measured 1.70 ×; with free communication at most 2.00 × (85 % reached)" in text
     assert "with perfect balance too 2.12 ×, and on any number of devices 8.50 ×: one sample per device" in text
     assert "on any number of devices no bound: what is left" in text
+    busy = concluded(memory_parts() | {"calibration": {"noise": 0.33}})
+    text = answer_to(busy, "What is the ideal")
+    assert "any number of devices 8.50" not in text
+    assert text.endswith("is inconclusive: repeated measurements of this machine varied by 33 %.")
     fast = answer_to(concluded(memory_parts({**SPEEDS, "data": 21.0})), "free communication")
     assert "Data: measured 2.10 ×; with free communication at most 2.47 × (85 % reached)" in fast, "not 105 % of 2"
 

@@ -189,6 +189,7 @@ _ENDLESS = {
 
 
 def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> Iterator[str]:
+    because = why_busy(results)
     for strategy in options["strategies"]:
         measured = variants.get(strategy)
         ideal = ideal_speedups(results, measured)
@@ -196,10 +197,12 @@ def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> 
             yield f"{strategy.capitalize()}: unknown, since its steps were not measured and recorded."
             continue
         endless = "no bound" if ideal.endless is None else times(ideal.endless)
+        # The difference between the workers' compute and one device's, which is a small one of two noisy numbers.
+        unlimited = f", and on any number of devices {endless}: {_ENDLESS[strategy]}" if not because else ""
         yield (
             f"{strategy.capitalize()}: measured {times(measured.speedup)}; with free communication at most "
             f"{times(ideal.free)} ({percent(measured.speedup / ideal.free)} reached), with perfect balance too "
-            f"{times(ideal.balanced)}, and on any number of devices {endless}: {_ENDLESS[strategy]}."
+            f"{times(ideal.balanced)}{unlimited}."
         )
     if any(f"ideal-{strategy}" in results for strategy in options["strategies"]):
         yield (
@@ -207,6 +210,8 @@ def _ideal(results: Results, options: Mapping[str, Any], variants: Variants) -> 
             "beat it. What is left between it and the number of devices is work that is repeated, slowed down by the "
             "other core, or less efficient in smaller pieces."
         )
+        if because:
+            yield f"What any number of devices would reach is inconclusive: {because}."
 
 
 _COUNTED = (

@@ -20,7 +20,7 @@ from stagewright.studies.runner.load import options_class
 
 _execution_option = cli_options.panel("Execution")
 _SHARED: dict[str, tuple[Any, Any]] = {
-    "quick": (Annotated[bool, _execution_option("--quick", help="Small sizes: under 3 minutes on 2 cores.")], False),
+    "quick": (Annotated[bool, _execution_option("--quick", help="Small sizes: about 3 minutes on 2 cores.")], False),
     "resume": (
         Annotated[
             Path | None,

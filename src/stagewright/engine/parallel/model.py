@@ -131,9 +131,15 @@ def _capture(model: Model, units: str | list[str]) -> UnitGraph:
         return capture_fixed(model.module, model.args, model.kwargs, units, model.batch_size)
     if model.batch_size > CAPTURED_SAMPLES:
         small_batch = move_batch(model.example(CAPTURED_SAMPLES), example_device(model))
-        graph = capture(model.module, small_batch.args, small_batch.kwargs, units)
-        if graph.dynamic:
-            return graph
+        try:
+            graph = capture(model.module, small_batch.args, small_batch.kwargs, units)
+        except CaptureError as error:
+            if not isinstance(error.__cause__, IndexError):
+                raise
+        else:
+            if graph.dynamic:
+                return graph
+        # Rows that others refer to, as the nodes of a graph, are needed all.
     return capture(model.module, model.args, model.kwargs, units)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright import structure
+from stagewright.engine.batch.microbatch import MicroBatch
 from stagewright.engine.batch.precision import autocast_of
 from stagewright.engine.batch.splitter import BatchSplitter
 from stagewright.engine.parallel.loss_scale import INITIAL_SCALE, PARITY_SCALE
@@ -40,6 +41,7 @@ from stagewright.engine.pipeline.config import PipelineResult
 from stagewright.engine.pipeline.link_codec import fake_link_codecs
 from stagewright.engine.worker.context import WorkerContext
 from stagewright.engine.worker.faults import activity
+from stagewright.errors import UsageError
 from stagewright.graph.unit_graph import UnitGraph
 from stagewright.machine.cpu_offload import offloaded
 from stagewright.runs.result import ParityReport, WholeBatchLoss
@@ -79,7 +81,10 @@ def baseline_of(
     options |= {"deferred": plan.batch_norm == "deferred", "has_lists": bool(input_dims(model).lists)}
     make = functools.partial(make_baseline, graph, microbatches, model.loss, **options)
     with offloaded(model.module, context.torch_device), full_precision():
-        baseline = make(cuts=cuts, links=links)
+        try:
+            baseline = make(cuts=cuts, links=links)
+        except (IndexError, KeyError, TypeError, ValueError) as error:  # in the model's own code
+            raise UsageError(_describe_failure(error, model, microbatches)) from error
         if exact:
             return baseline
         allowed: Counter[str] = Counter()
@@ -90,6 +95,18 @@ def baseline_of(
             allowed.update(measure_sensitivity(make(**perturbed), baseline))
         baseline.rounding_sensitivity = dict(allowed)
     return baseline
+
+
+def _describe_failure(error: Exception, model: Model, microbatches: Sequence[MicroBatch]) -> str:
+    """Return why the model fails by itself on the plan's micro-batches, and a way out."""
+    sizes = sorted({microbatch.num_samples for microbatch in microbatches})
+    first = str(error).strip().partition("\n")[0]
+    return (
+        f"{type(model.module).__name__} fails by itself on {' and '.join(map(str, sizes))} samples, before it is "
+        f"parallelized ({type(error).__name__}: {first}); if its rows are no samples, as the nodes of a graph, give as "
+        "many as the example has (--batch), and a strategy that does not divide them: serial, or a pipeline with "
+        "--schedule gpipe --microbatches 1"
+    )
 
 
 def whole_batch_of(

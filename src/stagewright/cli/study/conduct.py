@@ -30,9 +30,6 @@ def conduct(
     json: bool,
 ) -> None:
     """Run the study named by the command, in a new folder or where it was interrupted, and print its findings."""
-    runs_workers = any(field.name == "devices" for field in fields(options))
-    if runs_workers:
-        start_fork_server()
     from stagewright.machine.machine import probe_machine
     from stagewright.studies.runner.check import check_study_inputs
     from stagewright.studies.runner.folder import StudyFolder
@@ -67,7 +64,8 @@ def conduct(
     if expected_s > 60:
         least, most = expected_s / 60, SLOW_CORES * expected_s / 60
         note(f"{len(remaining)} parts, {least:.0f} to {most:.0f} minutes; an interrupted study can be continued")
-    if runs_workers and remaining:
+    if remaining and any(field.name == "devices" for field in fields(options)):
+        start_fork_server()
         wait_for_fork_server()
     numbers = {part.name: number for number, part in enumerate(study.parts, start=1)}
     try:

@@ -39,7 +39,6 @@ class Options:
         parse=parse_words,
         choices=("serial", *STRATEGIES),
         quick=("serial", "tensor"),
-        default_text="all",
     )
     microbatches: int = option(4, "Micro-batches of a replica.", minimum=1)
     rounds: int = option(3, "Repeat every run this many times.", minimum=1, quick=1, panel="Execution")

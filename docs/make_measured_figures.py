@@ -39,6 +39,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     for make in (
         accuracy.accuracy_tables,
         labs.lab_times,
+        labs.study_conclusions,
         *labs.PAGE_BLOCKS,
         axes.axes_grid,
         axes.axes_grid_gpu,

@@ -47,7 +47,24 @@ def _of_page(name: str) -> Callable[[], str]:
     return make
 
 
-PAGE_BLOCKS = tuple(_of_page(name) for name in ("stages", "strategies", "codecs", "memory", "fabric"))
+def study_conclusions() -> str:
+    """Compare what each quick study concluded in two runs, one of them beside other programs."""
+    outcomes = ("same", "one can't tell", "neither can tell", "contradiction")
+    records = [load_record(f"study_conclusions_{name}") for name in STUDIES]
+    lines = [
+        [
+            f"`study {record['study']} --quick`",
+            *(str(record["counts"].get(outcome, 0)) for outcome in outcomes),
+            " and ".join("unknown" if load is None else percent(load) for load in record["other_load"]),
+        ]
+        for record in records
+    ]
+    head = ["study", *outcomes, "CPU time of other programs"]
+    return source(*(f"study_conclusions_{name}" for name in STUDIES)) + "\n" + table(head, lines, right=True)
+
+
+STUDIES = ("stages", "strategies", "codecs", "memory", "fabric")
+PAGE_BLOCKS = tuple(_of_page(name) for name in STUDIES)
 
 
 def _timed() -> dict[str, Record]:

@@ -80,7 +80,7 @@ class ContextAxis(Axis):
         """Copy a worker's positions of a whole sequence, by default this one's."""
         worker = self.index if worker is None else worker
         zigzag(value.shape[dim], self.num_workers)  # refuses sequences that are too short
-        chunks = value.split(chunk_sizes(value.shape[dim], self.num_workers), dim)
+        chunks = torch.split(value, chunk_sizes(value.shape[dim], self.num_workers), dim)
         return torch.cat([chunks[worker], chunks[2 * self.num_workers - 1 - worker]], dim)
 
     def join(self, parts: Sequence[torch.Tensor], dim: int, length: int) -> torch.Tensor:

@@ -24,14 +24,13 @@ from stagewright.graph.tracing.batch_layout import (
     Arguments,
     BatchLayout,
     candidate_layouts,
-    contradicts_layers,
     guess_batch_dims,
     normalize_arguments,
 )
 from stagewright.graph.tracing.carried import find_uncarried, find_varying_numbers, has_frozen_numbers
 from stagewright.graph.tracing.cheap_products import cheap_products
 from stagewright.graph.tracing.hidden_state import run_with_hidden_state
-from stagewright.graph.tracing.observation import Observation, observe, same_calls
+from stagewright.graph.tracing.observation import Observation, contradicts_layers, observe, same_calls
 from stagewright.graph.tracing.packed_sequences import explain_packed
 from stagewright.graph.tracing.trace import Trace, trace
 from stagewright.graph.tracing.trace_errors import explain_failure, failure_reason, find_failing_module

@@ -16,7 +16,6 @@ from torch import nn
 from stagewright import structure
 from stagewright.errors import UsageError
 from stagewright.graph.symbolic_shapes import is_constant
-from stagewright.graph.tracing.observation import Observation, TensorSpec
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -88,30 +87,6 @@ def candidate_layouts(arguments: Arguments, dims: Sequence[int]) -> list[BatchLa
             batched = tuple(index for index, tensor in tensors if tensor.ndim > dim and tensor.shape[dim] == sizes[0])
             layouts.append(BatchLayout(dim=dim, batch_size=int(sizes[0]), leaves=batched))
     return layouts
-
-
-def contradicts_layers(modules: Mapping[str, nn.Module], first: Observation, second: Observation) -> bool:
-    """Whether a layer with ``batch_first`` got the same batch size in two runs whose inputs differ in theirs.
-
-    Then another dimension was resized: the steps of sequences, in a model that transposes its inputs itself.
-    """
-    for call, other in zip(first.calls, second.calls, strict=True):
-        batch_first = getattr(modules[call.name], "batch_first", None)
-        if isinstance(batch_first, bool):
-            shapes = [_batch_and_steps(spec.in_leaves, batch_first) for spec in (call, other)]
-            if None not in shapes and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0]:  # type: ignore[index]
-                return True
-    return False
-
-
-def _batch_and_steps(leaves: Sequence[Any], batch_first: bool) -> tuple[int, int] | None:
-    """Return the batch size and the number of steps of a layer's first argument; None if it has no such dimensions."""
-    shapes = [leaf.shape if isinstance(leaf, TensorSpec) else () for leaf in leaves[:2]]
-    if shapes and len(shapes[0]) == 3:
-        return shapes[0][:2] if batch_first else shapes[0][1::-1]
-    if list(map(len, shapes)) == [2, 2] and shapes[1][0] == 1:  # a padded sequence and its lengths
-        return shapes[1][1], shapes[0][0] // shapes[1][1]
-    return None
 
 
 def check_input(index: int, leaf: Any, example: Any) -> None:

@@ -77,16 +77,20 @@ def _load(row: Record) -> float:
 
 
 def _note(rows: Iterable[Record]) -> str:
-    """Explain the loads in parentheses, if there are any."""
-    if not any(_load(row) > _BUSY for row in rows):
-        return ""
-    return " In parentheses the share of the cores' time that other programs took: without them it takes less."
+    """Explain estimates, and the loads in parentheses, if there are any."""
+    rows, text = list(rows), ""
+    if any(row.get("is_estimate") for row in rows):
+        text += " About: estimated from the times of the same parts in other quick studies."
+    if any(_load(row) > _BUSY for row in rows):
+        text += " In parentheses the share of the cores' time that other programs took: without them it takes less."
+    return text
 
 
 def _shown(row: Record | None) -> str:
     """Write 95 s as 1 min 35 s, with what other programs took; – without a time."""
     if row is None:
         return "–"
-    minutes, rest = divmod(round(row["seconds"]), 60)
-    time = f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    is_estimate = row.get("is_estimate", False)
+    minutes, rest = divmod(round(row["seconds"], -1 if is_estimate else None), 60)
+    time = f"{'about ' if is_estimate else ''}{f'{minutes:.0f} min ' if minutes else ''}{rest:.0f} s"
     return f"{time} ({percent(_load(row))})" if _load(row) > _BUSY else time

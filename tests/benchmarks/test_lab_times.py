@@ -13,7 +13,7 @@ from stagewright.studies.runner.load import STUDIES, options_class
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from lab_times import PAGES, quick_words, read_commands
+from lab_times import PAGES, estimate, quick_words, read_commands, read_study
 
 
 def test_all_questions_of_the_sheets_have_a_command() -> None:
@@ -48,3 +48,13 @@ def test_commands_are_run_quickly_with_data_where_they_need_it() -> None:
     client = quick_words("study strategies --client f4l3,f1l1", has_data=True)
     assert client is not None
     assert client[-2:] == ["--tasks", "cifar10"]
+
+
+def test_a_command_is_estimated_from_parts_that_were_measured() -> None:
+    study = read_study(["study", "memory", "--quick"])
+    seconds = {part.name: 2.0 for part in study.parts}
+    assert estimate(study, seconds) == 2.0 * len(study.parts)
+    assert estimate(study, {name: value for name, value in seconds.items() if name != "run-data-1"}) == 2.0 * len(
+        seconds
+    )
+    assert estimate(study, {"run-data-1": 2.0}) is None, "nothing is known of fits"

@@ -35,7 +35,8 @@ def gpu_table() -> str:
         f"The forecast of the serial plan is {signed(forecast['forecast_error'])} off, its memory "
         f"{signed(forecast['memory_error'])}. `compare` of it takes {after['seconds']:.0f} s from the "
         f"command to its table, most of it imports; a plain script reaches its first step after "
-        f"{rows['plain eager']['since_start_s']:.0f} s (other programs ran on the host's other cores)."
+        f"{rows['plain eager']['since_start_s']:.0f} s (other programs ran on the host's other cores). The record was "
+        "copied from what the command printed."
     )
     head = ("what", "step", "samples/s", "peak memory")
     return source("gpu_table_h200") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)

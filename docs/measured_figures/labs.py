@@ -80,7 +80,7 @@ def _note(rows: Iterable[Record]) -> str:
     """Explain estimates, and the loads in parentheses, if there are any."""
     rows, text = list(rows), ""
     if any(row.get("is_estimate") for row in rows):
-        text += " About: estimated from the times of the same parts in other quick studies."
+        text += " Times are of single runs, read off the shell; about: estimated from their parts."
     if any(_load(row) > _BUSY for row in rows):
         text += " In parentheses the share of the cores' time that other programs took: without them it takes less."
     return text

@@ -7,7 +7,8 @@
 LlamaForCausalLM of 12 layers (width 2048, heads of 64, feed-forward 8192, vocabulary 1024, sequence 1024) in bfloat16,
 so that 2, 3 and 4 stages can have equal work. The baseline is one worker with the same share, on the whole batch. The
 bound of a pipeline with p stages and m micro-batches is p · m / (m + p − 1), that of other strategies the number of
-workers. Rows are written as they come.
+workers. One share also runs the batch in the pipelines' micro-batches: smaller matrices are less efficient, which is no
+cost of the pipeline. Rows are written as they come.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def llama() -> Any:
         return LlamaForCausalLM(config).train(), (), {"input_ids": tokens, "labels": tokens}
 
 
-def compare(strategies: str, share: int, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Compare strategies on shares; return one row for each."""
+def compare(strategies: str, share: int, options: dict[str, Any]) -> tuple[Any, list[dict[str, Any]]]:
+    """Compare strategies on shares; return the plan that they have in common, and one row for each."""
     import stagewright as sw
     from stagewright.api.progress import Progress
 
@@ -60,14 +61,22 @@ def compare(strategies: str, share: int, options: dict[str, Any]) -> list[dict[s
             print(f"{time.perf_counter() - STARTED:6.1f} s  {text}", flush=True)
 
     devices = [f"cpu:{worker % 2}" if IS_TINY else f"cuda:0/{share}" for worker in range(4)]
-    chosen = {"precision": "bf16", "hang_s": 60.0, "warmup": 1, "steps": 3, **options}
+    chosen = {"hang_s": 60.0, "warmup": 1, "steps": 3, **options}
     begun = time.perf_counter()
     found = sw.compare("gpu_shares:llama", devices=devices, strategies=strategies.split(), progress=Notes(), **chosen)
     taken = time.perf_counter() - begun
-    rows = found.to_dict()["rows"]
-    for row in rows:
-        row |= {"seconds": taken, "options": options}
-    return rows
+    return found.plan, [{**row, "seconds": taken, "options": options} for row in found.to_dict()["rows"]]
+
+
+def run_microbatches(base: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Run the batch on one share in the pipelines' micro-batches; return its row."""
+    from dataclasses import replace
+
+    from stagewright.engine.jobs.compare import run_plan
+
+    plan = replace(base, devices=base.devices[:1], microbatches=options["microbatches"])
+    row = run_plan(plan, "runs", hang_s=60.0).to_dict()
+    return {**row, "strategy": "serial, micro-batches", "options": options}
 
 
 def forecast(row: dict[str, Any]) -> None:
@@ -94,6 +103,7 @@ def main() -> None:
     parser.add_argument("--size", default=SIZE, help="layers and width")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--precision", choices=("float32", "bf16", "bf16-mixed"), default="bf16")
     parser.add_argument("--compile", choices=("none", "stages", "units"), default="none")
     parser.add_argument("--cuda-graphs", action="store_true")
     parser.add_argument("--forecast", action="store_true", help="forecast each plan too")
@@ -106,7 +116,8 @@ def main() -> None:
     output = options.output.resolve()
     os.chdir(output.parent)
     rows: list[dict[str, Any]] = []
-    common = {"batch": options.batch, "microbatches": options.microbatches, "compile": options.compile}
+    common: dict[str, Any] = {"batch": options.batch, "microbatches": options.microbatches}
+    common |= {"compile": options.compile, "precision": options.precision}
     if options.cuda_graphs:
         common["cuda_graphs"] = True
     for strategies, chosen in (
@@ -117,7 +128,11 @@ def main() -> None:
         if not strategies:
             continue
         try:
-            rows += compare(strategies, options.share, chosen)
+            plan, compared = compare(strategies, options.share, chosen)
+            rows += compared
+            write_record(output, {"share": options.share, "size": options.size, "rows": rows})
+            if "pipeline" in strategies:
+                rows.append(run_microbatches(plan, chosen))
         except Exception as error:  # the next comparison must run
             rows.append({"options": chosen, "error": f"{type(error).__name__}: {error}"})
         write_record(output, {"share": options.share, "size": options.size, "rows": rows})

@@ -1,9 +1,10 @@
-"""Speed-up of pipeline, data or tensor parallelism over the single-device baseline on pinned cores.
+"""Speed-up of pipeline, data or tensor parallelism over the single-device baseline on pinned cores or shares of a GPU.
 
     python benchmarks/pipeline_speedup.py --model deit-small --stages 2,3,4,6
     python benchmarks/pipeline_speedup.py --model bert-minilm --stages 2 --no-stock
     python benchmarks/pipeline_speedup.py --model mobilenet-v2 --axis data --microbatches 1 --microbatch-size 16
     python benchmarks/pipeline_speedup.py --model bert-minilm --axis tensor --microbatches 1 --microbatch-size 16
+    python benchmarks/pipeline_speedup.py --model deit-base --stages 2,3,4 --split blocks --devices cuda:0/8,cuda:0/8,…
 
 Every figure is a ratio within one round of one run: serial (the user's model on one of the pipeline's cores),
 Stagewright's pipeline and stock torch.distributed.pipelining with one core per stage and the same micro-batches, one
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--split", default="optimal")
     parser.add_argument("--units", default="auto")
     parser.add_argument("--image-size", type=int, default=None)
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--schedule", default="1f1b")
     parser.add_argument("--no-stock", action="store_true", help="skip stock torch")
     parser.add_argument("--no-parameters", action="store_true", help="skip stock torch cut by equal parameters")
@@ -73,6 +75,7 @@ def main() -> None:
                 split=options.split,
                 cuts=tuple(filter(None, options.cuts.split(","))),
                 schedule=options.schedule,
+                precision=options.precision,
                 sequence_parallel=options.sequence_parallel,
                 training=mode == "training",
             )

@@ -72,6 +72,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
         gpu.gpu_forecasts,
         gpu.gpu_model_forecasts,
         gpu.gpu_shares,
+        gpu.gpu_shares_microbatches,
+        gpu.gpu_share_rounds,
         overhead.trace_overhead,
         overhead.attach_overhead,
         overhead.report_size,

@@ -102,14 +102,22 @@ def run_job(plan: Any, context: Any, run_folder: Any) -> None:
 
 def timed(run: Callable[[], None], number: int | None = None) -> float:
     """Return the seconds between two barriers; with a number, record them as that step."""
+    wait_for_device()
     dist.barrier()
     with recorder.step(number) if number is not None else nullcontext():
         start = time.perf_counter()
         run()
+        wait_for_device()
         begun = recorder.now()
         dist.barrier()
         recorder.add("collective", begun, note=AT_THE_END)
         return time.perf_counter() - start
+
+
+def wait_for_device() -> None:
+    """Wait until a GPU has done what it was given."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def medians(events: list[tuple[str, float]]) -> dict[str, float]:
@@ -135,6 +143,7 @@ def run_serial(
 ) -> tuple[Callable[[int | None], None], int]:
     """Return a run of the user's model over some micro-batches, on one worker or (None) on each, and their samples."""
     batch = Batch(args=model.args, kwargs=model.kwargs, target=model.target)
+    model.module.to(context.torch_device)
     microbatches = splitter.split(batch, context.torch_device)[:max_microbatches]
     optimizer = torch.optim.SGD(model.module.parameters(), lr=1e-4)
 
@@ -175,15 +184,16 @@ def run_stock(plan: Any, model: Any, context: Any, count: int, existing: nn.Modu
     graph = capture_for(plan, model)
     cuts = cut_indices(graph, plan.cuts)
     size = plan.batch // plan.microbatches
-    index = context.pipeline
-    stage = UnpackedStage(existing or graph.stages(cuts)[index])
-    flat = graph.flatten(model.args, model.kwargs)
+    index, device = context.pipeline, context.torch_device
+    stage = UnpackedStage(existing or graph.stages(cuts)[index]).to(device)
+    flat = [value.to(device) for value in graph.flatten(model.args, model.kwargs)]
     if len(flat) != 1:
         raise SystemExit("stock torch is compared only for models with one input; use --no-stock")
 
     def example(cut: int) -> tuple[torch.Tensor, ...]:
         crossing = graph.crossing_shapes(cuts[cut], size)
-        return tuple(torch.zeros(shape, dtype=dtype, requires_grad=plan.training) for shape, dtype in crossing)
+        options: dict[str, Any] = {"device": device, "requires_grad": plan.training}
+        return tuple(torch.zeros(shape, dtype=dtype, **options) for shape, dtype in crossing)
 
     last = index == plan.mesh.pipeline - 1
     inputs = (flat[0][:size],) if index == 0 else example(index - 1)
@@ -192,7 +202,7 @@ def run_stock(plan: Any, model: Any, context: Any, count: int, existing: nn.Modu
         stage,
         index,
         plan.mesh.pipeline,
-        context.torch_device,
+        device,
         input_args=inputs,
         output_args=outputs,
         group=context.link_groups[False, True],
@@ -203,6 +213,7 @@ def run_stock(plan: Any, model: Any, context: Any, count: int, existing: nn.Modu
     else:
         schedule = _ScheduleForwardOnly(staged, count)
     optimizer = torch.optim.SGD(stage.parameters(), lr=1e-4)
+    target = None if model.target is None else model.target.to(device)
     args = (flat[0].repeat(count // plan.microbatches, *[1] * (flat[0].ndim - 1)),) if index == 0 else ()
 
     def run() -> None:
@@ -211,7 +222,7 @@ def run_stock(plan: Any, model: Any, context: Any, count: int, existing: nn.Modu
                 schedule.step(*args)
             return
         optimizer.zero_grad()
-        schedule.step(*args, **({"target": model.target} if last else {}))
+        schedule.step(*args, **({"target": target} if last else {}))
         optimizer.step()
 
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from measured_figures.markdown import load_record, paragraph, percent, signed, source, table
+from measured_figures.markdown import load_record, paragraph, percent, signed, source, spread, table
 
 _ROWS = {
     "plain eager": "plain torch loop",
@@ -30,13 +30,12 @@ def gpu_table() -> str:
         )
         for name, text in _ROWS.items()
     ]
-    forecast, after = rows["forecast of the same plan"], rows["compare serial, on the GPU"]
+    forecast, after = rows["forecast of the same plan"], rows["compare serial"]
     text = (
         f"The forecast of the serial plan is {signed(forecast['forecast_error'])} off, its memory "
         f"{signed(forecast['memory_error'])}. `compare` of it takes {after['seconds']:.0f} s from the "
         f"command to its table, most of it imports; a plain script reaches its first step after "
-        f"{rows['plain eager']['since_start_s']:.0f} s (other programs ran on the host's other cores). The record was "
-        "copied from what the command printed."
+        f"{rows['plain eager']['since_start_s']:.0f} s."
     )
     head = ("what", "step", "samples/s", "peak memory")
     return source("gpu_table_h200") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
@@ -114,7 +113,7 @@ def gpu_shares() -> str:
         *(f"inference: {part}" for part in parts),
     )
     records = ("gpu_shares_h200", "gpu_shares_sharded_h200", "gpu_shares_products_h200", "gpu_shares_overlapped_h200")
-    rows = [row for name in records for row in load_record(name)["rows"] if row["strategy"] != "serial"]
+    rows = [row for name in records for row in load_record(name)["rows"] if row["workers"] > 1]
     limits = {
         (row["strategy"], row["workers"], row["training"]): percent(row["share_of_bound"])
         for row in load_record("gpu_share_limits_h200")["rows"]
@@ -132,3 +131,46 @@ def gpu_shares() -> str:
     ]
     sources = "\n".join(source(name) for name in (*records, "gpu_share_limits_h200"))
     return sources + "\n" + table(head, lines, right=True)
+
+
+def gpu_shares_microbatches() -> str:
+    """Pipelines over one share with the same micro-batches, so that smaller matrices are no cost of the pipeline."""
+    records = {"bfloat16": "gpu_shares_microbatches_h200", "float32": "gpu_shares_float32_h200"}
+    lines = []
+    for precision, name in records.items():
+        rows = load_record(name)["rows"]
+        alone_s = {row["training"]: row["latency_s"] for row in rows if row["microbatches"] > 1 and row["workers"] == 1}
+        lines += [
+            (
+                f"{precision}, {'training' if row['training'] else 'inference'}",
+                str(row["workers"]),
+                f"{row['bound']:.2f}",
+                f"{row['speedup']:.2f} ×, {percent(row['share_of_bound'])}",
+                f"{alone_s[row['training']] / row['latency_s']:.2f} ×, "
+                f"{percent(alone_s[row['training']] / row['latency_s'] / row['bound'])}",
+            )
+            for row in rows
+            if row["strategy"] == "pipeline"
+        ]
+    head = ("pipeline", "workers", "bound", "over the whole batch, of the bound", "over the same micro-batches")
+    return "\n".join(source(name) for name in records.values()) + "\n" + table(head, lines, right=True)
+
+
+def gpu_share_rounds() -> str:
+    """Rounds on shares: the same processes alternate, and serial also runs on all shares at once."""
+    records = ("gpu_share_rounds_inference_h200", "gpu_share_rounds_data_h200")
+    rows = [row for name in records for row in load_record(name)["rows"]]
+    lines = [
+        (
+            f"{row['axis']}, {row['mode']}",
+            str(row["stages"]),
+            f"{row['bound']:.2f}",
+            spread(row["speedups"]),
+            percent(statistics.median(row["speedups"]) / row["bound"]),
+            spread(row["stock_speedups"]) if row["stock_speedups"] else "",
+            spread(row["ceilings"]),
+        )
+        for row in rows
+    ]
+    head = ("plan", "workers", "bound", "Stagewright", "of the bound", "stock", "concurrent serial runs")
+    return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stagewright.cluster.cluster import Link
+from stagewright.cluster.device import Device
 from stagewright.machine.machine import default_devices
 from stagewright.planner.calibration import calibrate as calibrate_module
 from stagewright.planner.calibration.calibrate import (
@@ -27,6 +28,7 @@ from stagewright.planner.calibration.calibrate import (
     _speed,
     load_calibration,
 )
+from stagewright.planner.calibration.job import shape_of_compute
 from stagewright.planner.calibration.pace import age_text
 from stagewright.simulator.collective import Group, all_reduce_s
 from stagewright.simulator.costs.overheads import EngineOverheads
@@ -177,3 +179,9 @@ def test_noise_is_the_variation_of_the_same_work() -> None:
 def test_age(seconds: float, text: str) -> None:
     now = datetime(2026, 11, 1, 12).astimezone()
     assert age_text((now - timedelta(seconds=seconds)).isoformat(), now) == text
+
+
+def test_a_share_of_a_gpu_computes_a_share_of_the_rows() -> None:
+    assert shape_of_compute(Device.parse("cpu:0")) == (128, 512)
+    assert shape_of_compute(Device.parse("cuda:0")) == (4096, 4096)
+    assert shape_of_compute(Device.parse("cuda:0/8")) == (512, 4096), "otherwise a calibration takes 8 times as long"

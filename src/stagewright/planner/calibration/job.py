@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stagewright.cluster.device import Device
 from stagewright.engine.worker.context import WorkerContext, backend_in_memory, gather_memory_ids
 from stagewright.files.atomic import save_text
 from stagewright.planner.calibration.fsdp_probe import FSDPProbe
@@ -61,6 +62,11 @@ def _all_gather_text(text: str) -> list[str]:
     return [bytes(text[: int(size)].tolist()).decode() for text, size in zip(texts, sizes, strict=True)]
 
 
+def shape_of_compute(device: Device) -> tuple[int, int]:
+    """Return the rows and the width of matrices that take a device some milliseconds each."""
+    return (128, 512) if device.kind == "cpu" else (4096 // device.share, 4096)
+
+
 class Probe:
     """The measurements of one worker."""
 
@@ -72,11 +78,11 @@ class Probe:
         # As in tensor parallelism, where that differs.
         self.tensor_group = None if backend is None else dist.new_group([0, 1], backend=backend)
         self.peer = 1 - context.rank
-        generator = torch.Generator().manual_seed(0)
-        rows, width = (128, 512) if device.type == "cpu" else (4096, 4096)
-        self.values = torch.randn(rows, width, generator=generator).to(device)
+        generator = torch.Generator(device).manual_seed(0)
+        rows, width = shape_of_compute(context.device)
+        self.values = torch.randn(rows, width, generator=generator, device=device)
         # More than a core's caches hold, like a model's weights.
-        self.weights = [torch.randn(width, width, generator=generator).to(device) for _ in range(48)]
+        self.weights = [torch.randn(width, width, generator=generator, device=device) for _ in range(48)]
         self.buffers = {size: torch.zeros(max(1, size // 4), device=device) for size in (*P2P_BYTES, *ALLREDUCE_BYTES)}
         self.fsdp = FSDPProbe(context) if device.type == "cpu" else None  # a GPU overlaps it with compute
         self.overlapped = [torch.zeros(_OVERLAPPED_BYTES // 4, device=device) for _ in range(_NUM_OVERLAPPED)]

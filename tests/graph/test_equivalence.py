@@ -76,3 +76,15 @@ def test_models_with_random_results_are_not_compared() -> None:
     generator = torch.Generator().manual_seed(2)
     model = Random()
     assert find_difference(model, lambda x: model(x) + 1, (X,), {}) is None
+
+
+@pytest.mark.parametrize("wrong_runs", [1, 2])
+def test_one_other_run_of_the_graph_is_noise(wrong_runs: int) -> None:
+    model, runs = Noisy(1e-6), []
+
+    def run(x: torch.Tensor) -> Any:
+        runs.append(x)
+        return model(x) * (1.01 if len(runs) <= wrong_runs else 1.0)
+
+    difference = find_difference(model, run, (X,), {}, with_gradients=True)
+    assert (difference is None) == (wrong_runs == 1)

@@ -17,6 +17,7 @@ from stagewright.errors import UsageError
 from stagewright.machine.host_memory import available_bytes
 from stagewright.quantity import format_bytes
 from stagewright.sample_lists import flatten_samples
+from stagewright.zoo.batch_dimension import find_batch_dimension
 from stagewright.zoo.list_arguments import Samples, find_samples
 from stagewright.zoo.model import Batch, ImageInput, TextInput
 
@@ -76,8 +77,8 @@ def texts(
 def resized(batch: Batch, module: nn.Module) -> tuple[int, Callable[[int], Batch]]:
     """Return the size of a user's batch, and a function that resizes it by repeating or dropping samples.
 
-    Samples are the items of some lists (``list_arguments``) and the first dimension of tensors; tensors with another
-    first dimension are unchanged.
+    Samples are the items of some lists (``list_arguments``) and the first dimension of tensors, or the second
+    (``batch_dimension``); tensors with another size there are unchanged.
     """
     samples = find_samples(batch, module, _resize)
     if samples is None:
@@ -85,6 +86,7 @@ def resized(batch: Batch, module: nn.Module) -> tuple[int, Callable[[int], Batch
             "the example arguments contain no tensor with a batch dimension; let the factory return "
             "(module, args) where args is a tuple of tensors whose first dimension is the batch"
         )
+    samples = find_batch_dimension(batch, samples, module, _resize)
     sample_bytes = sum(tensor.nbytes for tensor in structure.tensors((batch.args, batch.kwargs))) / samples.size
 
     def make(batch_size: int) -> Batch:
@@ -101,10 +103,11 @@ def _resize(batch: Batch, samples: Samples, batch_size: int) -> Batch:
     def resize(value: Any) -> Any:
         if type(value) is list:
             return [value[index % samples.size] for index in range(batch_size)]
-        if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape[0] != samples.size:
+        dim = samples.dim_of(value) if isinstance(value, torch.Tensor) else None
+        if dim is None:
             return value
         rows = torch.arange(batch_size, device=value.device) % samples.size
-        return value.detach().index_select(0, rows)
+        return value.detach().index_select(dim, rows)
 
     leaves, spec = flatten_samples((batch.args, batch.kwargs, batch.target), samples.lists)
     args, kwargs, target = spec.unflatten([resize(leaf) for leaf in leaves])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,7 @@ from stagewright.graph.tracing.packed_sequences import (
     is_recurrent,
     padded_sequences,
 )
+from stagewright.sequence_layers import batch_and_steps
 from stagewright.structure import Structure
 
 
@@ -264,17 +265,12 @@ def contradicts_layers(modules: Mapping[str, nn.Module], first: Observation, sec
     for call, other in zip(first.calls, second.calls, strict=True):
         batch_first = getattr(modules[call.name], "batch_first", None)
         if isinstance(batch_first, bool):
-            shapes = [_batch_and_steps(spec.in_leaves, batch_first) for spec in (call, other)]
-            if None not in shapes and shapes[0] != shapes[1] and shapes[0][0] == shapes[1][0]:  # type: ignore[index]
+            before, after = (batch_and_steps(_shapes(spec), batch_first=batch_first) for spec in (call, other))
+            if before is not None and after is not None and before != after and before[0] == after[0]:
                 return True
     return False
 
 
-def _batch_and_steps(leaves: Sequence[Any], batch_first: bool) -> tuple[int, int] | None:
-    """Return the batch size and the number of steps of a layer's first argument; None if it has no such dimensions."""
-    shapes = [leaf.shape if isinstance(leaf, TensorSpec) else () for leaf in leaves[:2]]
-    if shapes and len(shapes[0]) == 3:
-        return shapes[0][:2] if batch_first else shapes[0][1::-1]
-    if list(map(len, shapes)) == [2, 2] and shapes[1][0] == 1:  # a padded sequence and its lengths
-        return shapes[1][1], shapes[0][0] // shapes[1][1]
-    return None
+def _shapes(call: CallSpec) -> list[tuple[int, ...]]:
+    """Return the shapes of a call's first two arguments, flat; ``()`` for one that is no tensor."""
+    return [leaf.shape if isinstance(leaf, TensorSpec) else () for leaf in call.in_leaves[:2]]

@@ -61,7 +61,7 @@ def shapes(batch: Batch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    "module, example, size, expected",
+    ("module", "example", "size", "expected"),
     [
         (nn.LSTM(8, 8), [(12, 4, 8)], 4, [(12, 6, 8)]),
         (nn.LSTM(8, 8, batch_first=True), [(4, 12, 8)], 4, [(6, 12, 8)]),

@@ -35,7 +35,8 @@ def gpu_table() -> str:
         f"The forecast of the serial plan is {signed(forecast['forecast_error'])} off, its memory "
         f"{signed(forecast['memory_error'])}. `compare` of it takes {after['seconds']:.0f} s from the "
         f"command to its table, most of it imports; a plain script reaches its first step after "
-        f"{rows['plain eager']['since_start_s']:.0f} s."
+        f"{rows['plain eager']['since_start_s']:.0f} s. Between two actions of a schedule the engine takes "
+        f"{forecast['overhead_per_action_us']:.0f} µs of the host's time."
     )
     head = ("what", "step", "samples/s", "peak memory")
     return source("gpu_table_h200") + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
@@ -74,10 +75,12 @@ def gpu_forecasts() -> str:
         step_s[f"batch 16, 8 micro-batches{text}"]
         for text in ("", ", CUDA graphs", ", compiled, CUDA graphs", ", compiled, CUDA graphs, two stages")
     )
+    compiled_s = load_record("gpu_table_h200")["rows"]["plain compiled"]["step_ms"] / 1e3
     text = (
         f"CUDA graphs make 8 micro-batches {eager / graphs:.1f} × as fast, with compiled stages {eager / both:.1f} ×. "
-        f"Two stages take {stages / both:.2f} times as long as one. Forecasts do not count that each slot "
-        "has its own working memory."
+        f"Both together reach {percent(compiled_s / both)} of the throughput of a plain loop with `torch.compile` and the whole batch "
+        f"([above](#one-gpu-eager-and-compiled), another day). Two stages take {stages / both:.2f} times as long as one. "
+        "Forecasts do not count that each slot has its own working memory."
     )
     return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
 

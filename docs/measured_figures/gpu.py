@@ -78,9 +78,9 @@ def gpu_forecasts() -> str:
     compiled_s = load_record("gpu_table_h200")["rows"]["plain compiled"]["step_ms"] / 1e3
     text = (
         f"CUDA graphs make 8 micro-batches {eager / graphs:.1f} × as fast, with compiled stages {eager / both:.1f} ×. "
-        f"Both together reach {percent(compiled_s / both)} of the throughput of a plain loop with `torch.compile` and the whole batch "
-        f"([above](#one-gpu-eager-and-compiled), another day). Two stages take {stages / both:.2f} times as long as one. "
-        "Forecasts do not count that each slot has its own working memory."
+        f"Both together reach {percent(compiled_s / both)} of the throughput of a plain loop with `torch.compile` and "
+        "the whole batch ([above](#one-gpu-eager-and-compiled), another day). Two stages take "
+        f"{stages / both:.2f} times as long as one. Forecasts do not count that each slot has its own working memory."
     )
     return "\n".join(source(name) for name in records) + "\n" + table(head, lines, right=True) + "\n" + paragraph(text)
 

@@ -56,6 +56,17 @@ class Packed(nn.Module):
         return self.gru(steps)[1][0] * lengths.view(-1, 1)
 
 
+class Continued(nn.Module):
+    """Takes sequences batch first, and the state before them, which has the batch second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor, cell: torch.Tensor) -> Any:
+        return self.lstm(x, (hidden, cell))[0]
+
+
 def shapes(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(value.shape) for value in batch.args]
 
@@ -69,9 +80,10 @@ def shapes(batch: Batch) -> list[tuple[int, ...]]:
         (nn.MultiheadAttention(8, 2), [(5, 4, 8)] * 3, 4, [(5, 6, 8)] * 3),
         (Transposing(), [(4, 12, 8)], 4, [(6, 12, 8)]),
         (Packed(), [(12, 4, 8), (4,)], 4, [(12, 6, 8), (6,)]),
+        (Continued(), [(4, 12, 8), (1, 4, 8), (1, 4, 8)], 4, [(6, 12, 8), (1, 6, 8), (1, 6, 8)]),
         (nn.Linear(8, 8), [(12, 4, 8)], 12, [(6, 4, 8)]),
     ],
-    ids=["lstm", "batch-first", "encoder", "attention", "transposing", "lengths", "linear"],
+    ids=["lstm", "batch-first", "encoder", "attention", "transposing", "lengths", "states", "linear"],
 )
 def test_the_dimension_of_the_layers_batch(
     module: nn.Module, example: list[tuple[int, ...]], size: int, expected: list[tuple[int, ...]]

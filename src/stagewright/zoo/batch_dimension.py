@@ -1,7 +1,8 @@
-"""The batch dimension of a user's example: the first, or the second of models such as ``nn.LSTM``.
+"""The batch dimension of a user's example: the first, or the second, as recurrent layers and their states have it.
 
 Layers with ``batch_first=False`` take [steps, batch, features]. A model of such layers may take its inputs the same
-way, or batch first, and transpose them. It is run with two sizes of either dimension: its layers tell which is right.
+way, or batch first, and transpose them; and an initial state is [layers, batch, features] in any case. The model is run
+with two sizes of each possibility: its layers tell which is right.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ Seen = list[tuple[int, int] | None]
 
 
 def find_batch_dimension(batch: Batch, samples: Samples, module: nn.Module, resize: Resize) -> Samples:
-    """Return where the samples are: along the second dimension if only that changes the batch size of layers."""
-    if samples.lists or all(getattr(layer, "batch_first", None) is not False for layer in module.modules()):
+    """Return where the samples are: the first possibility that changes the batch size of layers, if one does."""
+    layers = [layer.batch_first for layer in module.modules() if isinstance(getattr(layer, "batch_first", None), bool)]
+    tensors = [tensor for tensor in structure.tensors((tuple(batch.args), batch.kwargs)) if tensor.ndim]
+    with_states = samples._replace(dims=(0, 1))
+    has_states = any(samples.dim_of(tensor) != with_states.dim_of(tensor) for tensor in tensors)
+    if samples.lists or not layers or (all(layers) and not has_states):
         return samples
-    first = next((tensor for tensor in structure.tensors((tuple(batch.args), batch.kwargs)) if tensor.ndim), None)
-    if first is None or first.ndim < 2 or _divides_batches(batch, samples, module, resize):
-        return samples
-    second = Samples(first.shape[1], frozenset(), dim=1)
-    return second if second.size and _divides_batches(batch, second, module, resize) else samples
+    possible = [samples, *([with_states] if has_states else [])]
+    if not all(layers) and tensors[0].ndim > 1 and tensors[0].shape[1]:
+        possible.append(Samples(tensors[0].shape[1], frozenset(), dims=(1, 0)))
+    return next((found for found in possible if _divides_batches(batch, found, module, resize)), samples)
 
 
 def _divides_batches(batch: Batch, samples: Samples, module: nn.Module, resize: Resize) -> bool:

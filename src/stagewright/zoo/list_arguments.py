@@ -58,13 +58,12 @@ class Samples(NamedTuple):
     """Number of samples."""
     lists: frozenset[Path]
     """Lists with an item for each, in ``(args, kwargs, target)``."""
-    dim: int = 0
-    """The batch dimension of tensors; those that don't have it there may have it first."""
+    dims: tuple[int, ...] = (0,)
+    """The possible batch dimensions of tensors, the likeliest first."""
 
     def dim_of(self, tensor: torch.Tensor) -> int | None:
         """Return the batch dimension of a tensor; None for one that has other sizes."""
-        dims = dict.fromkeys((self.dim, 0))
-        return next((dim for dim in dims if tensor.ndim > dim and tensor.shape[dim] == self.size), None)
+        return next((dim for dim in self.dims if tensor.ndim > dim and tensor.shape[dim] == self.size), None)
 
 
 Resize = Callable[[Batch, Samples, int], Batch]

@@ -20,6 +20,7 @@ from stagewright.errors import UsageError
     [
         "perceptron",
         "gated",
+        "called dropout",
         "convolutions",
         "excitation",
         "efficientnet",

@@ -112,7 +112,7 @@ def shard_layers(
     islands = tuple(f"{name}." for block in sequence.blocks for name in block.islands) if sequence is not None else ()
     for region_plan in plan.regions:
         owner = model.get_submodule(region_plan.owner)
-        has_dropout = shard_dropout and _has_dropout(owner)
+        has_dropout = shard_dropout and (region_plan.calls_dropout or _has_dropout(owner))
         dropout = _dropout(model, region_plan, axis) if has_dropout else None
         region = Region(axis, dropout, copies_latents=region_plan.latent_keys is not None)
         for name, style in region_plan.layers():

@@ -32,6 +32,20 @@ class Gated(nn.Module):
         return x + self.last(self.dropout(functional.silu(self.gate(y)) * self.first(y)))
 
 
+class Called(nn.Module):
+    """A feed-forward layer whose code calls dropout; no module and no attribute has its rate."""
+
+    def __init__(self, width: int, *, asks: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.asks = nn.Linear(width, 48), nn.Linear(48, width), asks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = functional.relu(self.first(x))
+        if self.training or not self.asks:
+            y = functional.dropout(y, 0.3, self.training)
+        return x + self.last(y)
+
+
 class Inverted(nn.Module):
     """An inverted residual with every layer that has weights of its own for each channel."""
 
@@ -122,6 +136,9 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(*layers), torch.randn(5, 8)
     if name == "gated":
         return nn.Sequential(nn.Linear(8, 16), Gated(16), Gated(16)), torch.randn(3, 7, 8)
+    if name == "called dropout":
+        layers = [nn.Linear(8, 16), Called(16, asks=False), Called(16, asks=True)]
+        return nn.Sequential(*layers), torch.randn(5, 8)
     if name == "convolutions":
         layers = [nn.Conv2d(3, 8, 3), Inverted(8), Inverted(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
         return nn.Sequential(*layers), torch.randn(6, 3, 10, 10)

@@ -117,6 +117,7 @@ def _regions_of(
                 channelwise_layers=tuple(join_names(prefix, name) for name in region.channelwise),
                 divisible=dict(region.divisible),
                 by_flow=True,
+                calls_dropout=any(other.calls_dropout for others in found for other in others if other == region),
             )
 
 
@@ -139,6 +140,7 @@ class _Region:
     squeezes: tuple[str, ...]
     channelwise: tuple[str, ...]
     divisible: tuple[tuple[str, int], ...]
+    calls_dropout: bool = field(default=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -154,6 +156,7 @@ class _Growth:
     squeezes: list[str] = field(default_factory=list)
     divided: set[fx.Node] = field(default_factory=set)
     groups: set[int] = field(default_factory=set)
+    calls_dropout: bool = False
 
     @property
     def is_linear(self) -> bool:
@@ -190,6 +193,7 @@ class _Search:
                     squeezes=tuple(growth.squeezes),
                     channelwise=tuple(growth.channelwise),
                     divisible=((what, growth.width), *(("channel groups", count) for count in sorted(growth.groups))),
+                    calls_dropout=growth.calls_dropout,
                 )
             )
             used |= layers
@@ -273,6 +277,7 @@ class _Search:
         if node.op in ("call_function", "call_method"):
             name = name_of(node.target)
             is_dropout = name == "dropout" and growth.is_linear
+            growth.calls_dropout |= is_dropout
             is_pool = name in POOLING.split() and not growth.is_linear
             is_mean = not growth.is_linear and is_mean_over_space(node, growth.num_spatial)
             return name in ELEMENTWISE.split() or is_dropout or is_pool or is_mean

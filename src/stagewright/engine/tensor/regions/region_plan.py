@@ -45,6 +45,8 @@ class RegionPlan:
     """Norms and grouped convolutions inside the region, whose channels are sharded."""
     by_flow: bool = False
     """Whether the region was found by data flow, and may as well stay replicated."""
+    calls_dropout: bool = False
+    """Whether the code between its layers calls ``functional.dropout``."""
 
     @property
     def is_attention(self) -> bool:

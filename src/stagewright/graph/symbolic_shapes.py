@@ -71,6 +71,20 @@ def shape_at(tensor: torch.Tensor, batch: int) -> tuple[int, ...]:
     return tuple(size_at(size, batch) for size in tensor.shape)
 
 
+def memory_order(value: Any) -> tuple[int, ...] | None:
+    """Return the dimensions of a traced tensor, outermost in memory first; None if it is contiguous or has gaps."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or not has_known_shape(value):
+        return None
+    shape = shape_at(value, _SAMPLE_BATCHES[-1])
+    strides = [size_at(stride, _SAMPLE_BATCHES[-1]) for stride in value.stride()]
+    order = tuple(sorted(range(len(shape)), key=lambda dim: -strides[dim]))
+    dense, expected = True, 1
+    for dim in reversed(order):
+        dense &= shape[dim] == 1 or strides[dim] == expected
+        expected *= shape[dim]
+    return order if dense and order != tuple(range(len(shape))) else None
+
+
 def batch_dim(tensor: torch.Tensor) -> int | None:
     """Return the first dimension from which the batch size can be computed."""
     for dim, size in enumerate(tensor.shape):

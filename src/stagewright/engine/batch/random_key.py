@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from stagewright.graph.stage import Stage
+from stagewright.graph.symbolic_shapes import memory_order
 
 _MASK = (1 << 64) - 1
 
@@ -117,6 +118,8 @@ def key_stage(stage: Stage) -> None:
     copies: dict[fx.Node, Any] = {}
     graph.output(graph.graph_copy(stage.graph, copies))
     nodes = [node for node in graph.nodes if node.op != "placeholder"]
+    if stage.calls[0].index > 0:
+        _restore_layouts(graph, nodes[0])
     calls = [node for node in nodes if node.op == "call_module"]
     assert len(calls) == len(stage.calls), "every call of a module in a stage is a unit call"
     if stage.calls[0].index == 0:  # before the loop, because the first node may be a unit call
@@ -128,6 +131,21 @@ def key_stage(stage: Stage) -> None:
     # A stage generates its code when it is created: take the code of a stage of the changed graph.
     stage._run = Stage(graph, calls=stage.calls, inputs=stage.inputs, outputs=stage.outputs)._run
     stage.__dict__["stagewright_keyed"] = True
+
+
+def _restore_layouts(graph: fx.Graph, first: fx.Node) -> None:
+    """Lay out received tensors in memory as they were sent: dropout draws its mask in the order of the memory."""
+    for node in [node for node in graph.nodes if node.op == "placeholder"]:
+        order = memory_order(node.meta.get("val"))
+        if order is not None:
+            with graph.inserting_before(first):
+                restored = graph.call_function(laid_out, (node, order))
+            node.replace_all_uses_with(restored, delete_user_cb=lambda user, new=restored: user is not new)
+
+
+def laid_out(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor whose dimensions follow each other in memory in this order."""
+    return tensor.permute(order).contiguous().permute(tuple(map(order.index, range(len(order)))))
 
 
 def is_keyed(stage: Stage) -> bool:

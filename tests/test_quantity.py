@@ -74,3 +74,8 @@ def test_a_rate_of_bits_or_bytes(text: str) -> None:
 )
 def test_ages(seconds: float, text: str) -> None:
     assert format_age(seconds) == text
+
+
+def test_a_wrong_rate_is_quoted_as_written() -> None:
+    with pytest.raises(UsageError, match=r"'10Gbitt/s' is not a rate"):
+        parse_rate("10Gbitt/s")

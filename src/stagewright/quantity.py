@@ -30,7 +30,7 @@ def parse_rate(text: str) -> float:
     if re.fullmatch(r"[0-9.]+\s*[kmgt]?b", plain, re.IGNORECASE) and plain.endswith("b"):
         raise UsageError(f"{text!r} may be bits or bytes per second; write it like {plain}it/s or {plain[:-1]}B/s")
     plain = plain.removesuffix("bps") + "bit" if plain.endswith("bps") else plain.removesuffix("ps")
-    return _parse(plain, {**_SIZES, **_BITS}, None, "rate", "10Gbit/s or 1.2GB/s")
+    return _parse(plain, {**_SIZES, **_BITS}, None, "rate", "10Gbit/s or 1.2GB/s", written=text)
 
 
 def parse_s(text: str) -> float:
@@ -38,13 +38,16 @@ def parse_s(text: str) -> float:
     return _parse(text, _TIMES, None, "time", "50us, 1.5ms or 2s")
 
 
-def _parse(text: str, units: dict[str, float], default: str | None, kind: str, examples: str) -> float:
+def _parse(
+    text: str, units: dict[str, float], default: str | None, kind: str, examples: str, *, written: str = ""
+) -> float:
+    """Parse a number and its unit; an error quotes what was ``written``, by default the text."""
     match = _NUMBER.fullmatch(text)
     if match is not None and float(match[1]) == 0 and not match[2]:
         return 0.0
     unit = (match[2].lower() or default or "") if match else ""
     if match is None or unit not in units or not math.isfinite(float(match[1]) * units[unit]):
-        raise UsageError(f"{text!r} is not a {kind}; write it like {examples}")
+        raise UsageError(f"{(written or text)!r} is not a {kind}; write it like {examples}")
     return float(match[1]) * units[unit]
 
 

@@ -45,6 +45,13 @@ def test_fastest_strategy_with_its_speedup_and_limit() -> None:
     )
 
 
+def test_runs_with_other_baselines_are_ranked_by_speedup() -> None:
+    """Several comparisons in one folder, of a machine that has become slower or with other batches."""
+    data = candidate("data", 0.89, samples_per_s=62.0)
+    (sentence,) = headline([SERIAL, data, candidate("pipeline", 1.31, samples_per_s=40.0)])
+    assert sentence.startswith("Use pipeline parallel: 1.31 ×")
+
+
 @pytest.mark.parametrize(
     ("strategy", "loss", "advice"),
     [

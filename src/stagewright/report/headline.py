@@ -85,7 +85,7 @@ def headline(candidates: Sequence[Candidate]) -> tuple[str, ...]:
     verified = [candidate for candidate in candidates if candidate.result.workers > 1 and candidate.result.equal]
     if not verified:
         return ()
-    fastest = max(verified, key=lambda candidate: candidate.result.samples_per_s)
+    fastest = max(verified, key=_rank)
     if fastest.speedup is None:
         return (
             f"{_capitalize(fastest.name)} is fastest: {fastest.result.samples_per_s:.1f} samples/s on "
@@ -104,6 +104,11 @@ def headline(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         f"{_limit(fastest)}.",
         *_memory_sentence(fastest, verified),
     )
+
+
+def _rank(candidate: Candidate) -> tuple[float, float]:
+    """Return the order of candidates: by speed-up, because the baselines of several comparisons differ."""
+    return candidate.speedup or 0.0, candidate.result.samples_per_s
 
 
 def _memory_sentence(

@@ -55,7 +55,7 @@ def test_layers_of_a_region() -> None:
     assert set(region.channelwise_layers) == {"1.norm", "1.grouped", "1.batch_norm"}
     assert (
         plan.replicated
-        == "'0' and 1 more, because their output is normalized, reshaped, added to another or used twice"
+        == "'0' and 1 more, because their output is the model's, or is normalized, reshaped, added or used twice"
     )
     gated = plan_tensor_parallel(build("gated")[0], 2).regions[0]
     assert set(gated.column_layers) == {"1.gate", "1.first"}

@@ -85,7 +85,7 @@ def compare(
     from stagewright.api.compare import DEFAULT_STRATEGIES, compare as run
 
     if batch is None and catalog.is_factory(model):
-        note(f"a step has {_BATCH} samples (set another number with --batch): rows of {model}'s example are repeated")
+        note(f"a step has {_BATCH} samples, as --batch is not given: those of {model}'s example, repeated or cut")
     comparison = run(
         model,
         devices=devices or 2,

@@ -56,6 +56,7 @@ def _check_memory(study: Study) -> None:
     needed = sum(value.numel() * value.element_size() for value in model.module.parameters())
     if limit < needed:
         raise UsageError(
-            f"--memory {format_bytes(limit)}: no strategy fits {spec.name!r} into it on two devices, half of its "
-            f"weights and gradients take {format_bytes(needed)}; use more than that"
+            f"--memory {format_bytes(limit)}: no strategy fits {spec.name!r}, the study's smallest model, into it on "
+            f"two devices: half of its weights and gradients take {format_bytes(needed)}, and activations come on top; "
+            f"use more than that, like {format_bytes(3 * needed)}"
         )

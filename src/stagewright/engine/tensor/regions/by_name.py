@@ -266,7 +266,7 @@ def _is_wide_norm(layer: Any, widths: tuple[int, ...]) -> bool:
 def _stay_replicated(names: list[str]) -> str:
     """Say which layers are in no region of a model without attention under a known name."""
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]!r}{others}, because their output is normalized, reshaped, added to another or used twice"
+    return f"{names[0]!r}{others}, because their output is the model's, or is normalized, reshaped, added or used twice"
 
 
 def _no_attention(model: nn.Module, modules: dict[str, nn.Module]) -> str:

@@ -94,15 +94,15 @@ def plan_remarks(result: SearchResult) -> list[str]:
     if round(steepest.forecast.speedup, 2) > steepest.plan.mesh.num_workers:
         lines.append(
             f"{steepest.forecast.speedup:.2f} × on {steepest.plan.mesh.num_workers} devices is superlinear: "
-            f"{_explain_superlinear(result)}"
+            f"{_explain_superlinear(result, steepest)}"
         )
     return lines
 
 
-def _explain_superlinear(result: SearchResult) -> str:
+def _explain_superlinear(result: SearchResult, steepest: RankedPlan) -> str:
     if result.is_serial_interpolated:
         return "the baseline was forecast from smaller micro-batches, because the whole batch takes long to measure"
-    if result.serial is not None and result.serial.plan.microbatches > 1:
+    if result.serial is not None and result.serial.plan.microbatches > steepest.plan.microbatches:
         return f"the baseline accumulates gradients over {result.serial.plan.microbatches} micro-batches"
     return "small micro-batches take less time per sample than the whole batch, or the machine's speed changed"
 

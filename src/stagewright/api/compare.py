@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from stagewright.engine.jobs.compare import compare as run_plans
 from stagewright.engine.parallel.resolve import check_cuts
 from stagewright.engine.worker.watchdog import HANG_S
 from stagewright.errors import UsageError
+from stagewright.machine.machine import default_devices
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import check_root
 from stagewright.spec.cuda_graphs import can_be_graphs
@@ -26,6 +28,7 @@ from stagewright.spec.strategy import parse_strategy, sharding_name
 from stagewright.spec.unequal_devices import first_speeds
 
 DEFAULT_BATCH = 32
+_MAX_NAMED = 8  # devices in an error message
 DEFAULT_STRATEGIES = ("serial", "data", "tensor", "pipeline")
 _SCOPES = (
     ("shard", "data parallelism", "has it: add data to --strategy"),
@@ -137,6 +140,18 @@ def compare(
     return Comparison(plan=base, rows=tuple(rows))
 
 
+def _enough_devices(devices: Sequence[str], num_workers: int) -> str:
+    """Return the option that gives each worker a device, or some of them the same one if this machine has no more."""
+    try:
+        default_devices(num_workers)
+    except UsageError:
+        if num_workers > _MAX_NAMED:
+            return f"a mesh of at most {len(devices)}"
+        names = itertools.islice(itertools.cycle(devices), num_workers)
+        return f"--devices {','.join(names)}, where workers share a device"
+    return f"--devices {num_workers}"
+
+
 def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, microbatches: int) -> list[Plan]:
     """Make one plan per strategy: a name (serial, data, zero1, fsdp, tensor, pipeline) or a mesh: ``dp=2,pp=2``."""
     plans = []
@@ -146,7 +161,7 @@ def strategy_plans(base: Plan, strategies: Sequence[str], num_devices: int, micr
         if mesh.num_workers > num_devices:
             raise UsageError(
                 f"strategy {text!r} needs {mesh.num_workers} workers, but there are {num_devices} devices; "
-                f"use --devices {mesh.num_workers}"
+                f"use {_enough_devices(base.devices, mesh.num_workers)}"
             )
         is_pipeline = mesh.pipeline > 1
         shard = zero == 3 or (base.shard and mesh.data > 1 and not zero)

@@ -14,6 +14,7 @@ from stagewright.cluster.device import usable_cores
 from stagewright.engine.jobs import compare as module
 from stagewright.engine.jobs.compare import compare, median_rows, run_plan
 from stagewright.errors import RunError, RunTerminated, UsageError
+from stagewright.machine import machine
 from stagewright.runs.index import RunIndex
 from stagewright.runs.result import RunResult
 from stagewright.runs.run_folder import RunFolder
@@ -163,6 +164,23 @@ def test_strategies_and_bounds() -> None:
     assert [plan.shard for plan in sharded] == [False, True, False, True]
     with pytest.raises(UsageError, match="needs 8 workers, but there are 4 devices"):
         strategy_plans(base, ["data=8"], 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("cores", "strategy", "fix"),
+    [
+        ((0, 1, 2), "data=3", "use --devices 3$"),
+        ((0, 1), "data=3", "use --devices cpu:0,cpu:1,cpu:0, where workers share a device"),
+        ((0, 1), "data=64", "use a mesh of at most 2$"),
+    ],
+)
+def test_suggested_devices_exist(
+    monkeypatch: pytest.MonkeyPatch, cores: tuple[int, ...], strategy: str, fix: str
+) -> None:
+    monkeypatch.setattr(machine, "num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "spread_cores", lambda: cores)
+    with pytest.raises(UsageError, match=fix):
+        strategy_plans(replace(PLAN, devices=("cpu:0", "cpu:1")), [strategy], 2, 8)
 
 
 def test_each_round_is_compared_with_its_own_baseline() -> None:

@@ -270,8 +270,11 @@ def test_more_than_there_are_devices_is_remarked_on() -> None:
     found.best[0] = replace(first, forecast=replace(first.forecast, speedup=5.96))
     assert "5.96 × on 4 devices is superlinear: small micro-batches take less" in plan_remarks(found)[-1]
     assert found.serial is not None
-    found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=4))
-    assert "the baseline accumulates gradients over 4 micro-batches" in plan_remarks(found)[-1]
+    number = first.plan.microbatches
+    found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=number))
+    assert "small micro-batches take less" in plan_remarks(found)[-1], "the best plan has as many"
+    found.serial = replace(found.serial, plan=replace(found.serial.plan, microbatches=number + 1))
+    assert f"the baseline accumulates gradients over {number + 1} micro-batches" in plan_remarks(found)[-1]
     found.is_serial_interpolated = True
     assert "the baseline was forecast from smaller micro-batches" in plan_remarks(found)[-1]
 

@@ -58,5 +58,5 @@ def _check_memory(study: Study) -> None:
         raise UsageError(
             f"--memory {format_bytes(limit)}: no strategy fits {spec.name!r}, the study's smallest model, into it on "
             f"two devices: half of its weights and gradients take {format_bytes(needed)}, and activations come on top; "
-            f"use more than that, like {format_bytes(3 * needed)}"
+            "use more than that"
         )
